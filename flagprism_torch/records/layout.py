@@ -1,0 +1,118 @@
+"""The record: what one (slot, op) pair leaves on the device. csrc/record.h states the same truth in C++.
+
+Note [Record layout]
+A record is 24 little-endian 32-bit words (96 bytes); 64-bit quantities are two words, low word
+first. An all-zero record is the empty record and the identity of merging, so zeroed memory needs
+no further initialisation:
+
+* counters add up;
+* `min_key` and `max_key` merge by unsigned maximum. A key is the value's total order as an unsigned
+  64-bit number, complemented for `min_key` (see `order_key`). Floats of every width are ordered as
+  float64, integers as int64 (uint64 as itself). Keys only mean something if a finite live lane exists;
+* `sum` and `sumsq` are float64 over finite live lanes; the true sum of squares is
+  `sumsq * 2**(2 * scale)`. `scale` differs from 0 only for fp64 values;
+* `first` merges by unsigned maximum: 0 means none, else the complement of the packed place, so
+  that the smallest place (linear program id, iteration, lane) wins (see `pack_first`).
+
+Note [Folded record]
+A fold leaves one such record per (launch, op); the 64 binade counters of a histogram are a block
+of 64 int64 of their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+RECORD_WORDS = 24
+RECORD_BYTES = RECORD_WORDS * 4
+
+RECORD_DTYPE = np.dtype(
+    [
+        ("executions", "<i8"),  # how often the statement ran, over all programs
+        ("live", "<i8"),  # live lanes
+        ("nan", "<i8"),
+        ("posinf", "<i8"),
+        ("neginf", "<i8"),
+        ("zero", "<i8"),  # +0 and -0
+        ("min_key", "<u8"),
+        ("max_key", "<u8"),
+        ("sum", "<f8"),
+        ("sumsq", "<f8"),
+        ("first", "<u8"),  # place of the first non-finite live lane
+        ("scale", "<i4"),
+        ("flags", "<i4"),  # reserved, 0
+    ]
+)
+
+# word offsets inside a record
+EXECUTIONS, LIVE, NAN, POSINF, NEGINF, ZERO = 0, 2, 4, 6, 8, 10
+MIN_KEY, MAX_KEY, SUM, SUMSQ, FIRST, SCALE, FLAGS = 12, 14, 16, 18, 20, 22, 23
+
+# Histogram: 64 signed binades. Bucket b in 0..31 holds negative values, 32..63 positive ones.
+# Magnitude index m = clamp(floor(log2(|x|)), -24, 7) + 24; bucket = 31 - m (negative), 32 + m (positive).
+# So buckets ascend with the value. Zeros are counted in `zero`, not in a bucket.
+HIST_BUCKETS = 64
+HIST_MIN_EXP = -24
+HIST_MAX_EXP = 7
+
+PROGRAM_BITS = 28  # a packed place: program (28 bits) | iteration | lane (lane_bits)
+PLACE_BITS = 63
+
+
+def lane_bits(numel: int) -> int:
+    """Bits that a row-major lane index of a tensor with `numel` lanes needs."""
+    return max(numel - 1, 0).bit_length()
+
+
+def iteration_bits(numel: int) -> int:
+    """Bits left for the iteration; larger iterations saturate and mean unknown."""
+    return PLACE_BITS - PROGRAM_BITS - lane_bits(numel)
+
+
+def pack_first(program: int, iteration: int, lane: int, numel: int) -> int:
+    """The `first` word pair of a place; larger means earlier, 0 is reserved for none."""
+    bits, limit = lane_bits(numel), (1 << iteration_bits(numel)) - 1
+    place = (program << (PLACE_BITS - PROGRAM_BITS)) | (min(iteration, limit) << bits) | lane
+    return (1 << 64) - 1 - place
+
+
+def unpack_first(first: int, numel: int) -> tuple[int, int | None, int] | None:
+    """(linear program id, iteration or None if it saturated, row-major lane), or None for no place."""
+    if first == 0:
+        return None
+    place = (1 << 64) - 1 - int(first)
+    bits, limit = lane_bits(numel), (1 << iteration_bits(numel)) - 1
+    iteration = (place >> bits) & limit
+    return (
+        place >> (PLACE_BITS - PROGRAM_BITS),
+        None if iteration == limit else iteration,
+        place & ((1 << bits) - 1),
+    )
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a Triton dtype name ("fp32", "bf16", "fp8e4nv", "int32", "uint8", "int1") is a float."""
+    return dtype.startswith(("fp", "bf"))
+
+
+def order_key(value: float | int, dtype: str) -> int:
+    """`value` as an unsigned 64-bit number in the order of its type (`max_key`)."""
+    if is_float(dtype):
+        bits = int(np.array(float(value), "<f8").view("<u8"))
+        return bits ^ ((1 << 64) - 1) if bits >> 63 else bits | (1 << 63)
+    value = int(value)
+    return value if dtype == "uint64" else value + (1 << 63)
+
+
+def value_of_key(key: int, dtype: str) -> float | int:
+    """Inverse of `order_key`."""
+    key = int(key)
+    if is_float(dtype):
+        bits = key & ((1 << 63) - 1) if key >> 63 else key ^ ((1 << 64) - 1)
+        return float(np.array(bits, "<u8").view("<f8"))
+    return key if dtype == "uint64" else key - (1 << 63)
+
+
+def min_of_key(key: int, dtype: str) -> float | int:
+    """The smallest value behind a `min_key` (which is complemented)."""
+    return value_of_key((1 << 64) - 1 - int(key), dtype)

@@ -1,0 +1,221 @@
+"""Plain data that travels from collection to presentation. No behaviour beyond small derivations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+Phase = Literal["forward", "backward", "optimizer", "none"]
+NO_MODULE = "<none>"
+
+
+@dataclass(frozen=True)
+class OpEntry:
+    """One probed value of a kernel; its index in `OpTable.ops` is the record index.
+
+    `dtype` is Triton's name (fp32, bf16, fp16, fp64, fp8e4nv, fp8e5, int1, int8 ... int64, uint8 ...).
+    `shape` is the tile shape, () for a scalar. `mask` says which lanes the statistics are over:
+    "valid" (a mask was known), "all" (every lane is valid) or "unknown" (all lanes counted).
+    `role`: load | store | atomic | value. `pointer`: the kernel argument a load or store goes through.
+    """
+
+    op_id: int
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    mask: str
+    file: str
+    line: int
+    variable: str | None
+    statement: str
+    role: str = "value"
+    pointer: str | None = None
+    histogram: int = -1  # index of the histogram block, -1 for none
+
+    @property
+    def numel(self) -> int:
+        """Lanes of one execution."""
+        lanes = 1
+        for extent in self.shape:
+            lanes *= extent
+        return lanes
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """What the records of one twin mean. `left_out`: reason -> number of values without a probe."""
+
+    kernel: str
+    file: str
+    line: int
+    ops: tuple[OpEntry, ...]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def histograms(self) -> int:
+        """Number of histogram blocks."""
+        return sum(op.histogram >= 0 for op in self.ops)
+
+
+@dataclass(frozen=True)
+class StatementOrigin:
+    """Owner of one value inside a generated kernel. `modules` lists all owners (merged values)."""
+
+    module: str = NO_MODULE
+    modules: tuple[str, ...] = ()
+    aten: str | None = None
+    model_file: str | None = None
+    model_line: int | None = None
+    phase: Phase = "none"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a call site comes from. `statements` maps a kernel variable (`tmp7`) or, for stores, a
+    pointer argument (`out_ptr0`) to its owner. `source` says how it was found: "recorded" (the
+    compile-time recorder), "comments" (Inductor's own comments), "frames" (running module, eager),
+    "none"."""
+
+    module: str = NO_MODULE
+    modules: tuple[str, ...] = ()
+    phase: Phase = "none"
+    aten: tuple[str, ...] = ()
+    model_file: str | None = None
+    model_line: int | None = None
+    source: str = "none"
+    statements: Mapping[str, StatementOrigin] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """Identity of rows: one place that launches one kernel.
+
+    `key` is stable in a process: "<file>:<line>" of the launching line (generated wrapper or user
+    code) plus the module for eager launches. `index` numbers the call sites of one kernel, from 0.
+    """
+
+    key: str
+    kernel: str
+    index: int
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One recorded launch."""
+
+    number: int
+    step: int
+    site: CallSite
+    table: OpTable
+    grid: tuple[int, int, int]
+
+    @property
+    def programs(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Statistics of one value at one call site over one step (or all: step is None).
+
+    Counts, `min` and `max` (over finite live lanes) are exact; `mean` and `l2` are float64 over
+    finite live lanes. `min`, `max`, `mean`, `l2` are None when no finite live lane exists.
+    `inexact` is True when an integer sum passed 2**53. `first_nonfinite` is ((x, y, z), iteration,
+    lane), lane a row-major int for rank <= 1, a tuple otherwise; iteration None means unknown.
+    `histogram`: 64 counts (records.layout, HIST_*) or None.
+    """
+
+    step: int | None
+    site: str
+    call: int
+    module: str
+    phase: str
+    kernel: str
+    file: str
+    line: int
+    variable: str | None
+    statement: str
+    op: str
+    op_id: int
+    role: str
+    dtype: str
+    mask: str
+    executions: int
+    lanes: int
+    live: int
+    nan: int
+    posinf: int
+    neginf: int
+    zero: int
+    min: float | int | None
+    max: float | int | None
+    mean: float | None
+    l2: float | None
+    inexact: bool
+    first_nonfinite: tuple[tuple[int, int, int], int | None, Any] | None
+    aten: str | None
+    modules: tuple[str, ...]
+    model_file: str | None
+    model_line: int | None
+    launches: int = 0
+    histogram: tuple[int, ...] | None = None
+
+    @property
+    def nonfinite(self) -> int:
+        return self.nan + self.posinf + self.neginf
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """A finding. Field meanings: docs/contract.md, section Anomaly."""
+
+    kind: str
+    verdict: str
+    severity: str
+    step: int
+    last_step: int
+    occurrences: int
+    launch: int
+    kernel: str
+    statement: str
+    file: str
+    line: int
+    variable: str | None
+    op: str
+    op_id: int
+    module: str
+    modules: tuple[str, ...]
+    phase: str
+    aten: str | None
+    model_file: str | None
+    model_line: int | None
+    program: tuple[int, int, int] | None
+    lane: Any
+    iteration: int | None
+    counts: Mapping[str, int]
+    site: str = ""
+    operands: tuple[Mapping[str, Any], ...] = ()
+    cause: str = ""
+    births: tuple[Anomaly, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        bad = self.counts["nan"] + self.counts["posinf"] + self.counts["neginf"]
+        where = ""
+        if self.program is not None:
+            where = f", first at program {self.program} lane {self.lane}"
+            if self.iteration:
+                where += f" iteration {self.iteration}"
+        model = f"{_short(self.model_file)}:{self.model_line}" if self.model_file else "-"
+        place = f"{self.kernel} | {self.statement}"
+        return (
+            f"{self.verdict.upper()} {self.kind} | {self.module} | {self.aten or '-'} | {model} | {place} | "
+            f"{bad} of {self.counts['live']} lanes{where}"
+        )
+
+
+def _short(path: str) -> str:
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
