@@ -117,6 +117,28 @@ class Launch:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
 
+@dataclass
+class Block:
+    """Merged records of one call site and op table over one step (or over all steps).
+
+    `records`: structured array [ops] of `layout.RECORD_DTYPE`; its `first` field is not used, because
+    places of different launches do not compare. `firsts`: op id -> (launch number, (x, y, z),
+    iteration or None, lane), of the earliest launch with a non-finite live lane; lane as in `Row`.
+    `histograms`: int64 [histogram blocks, 64]. `launches`: merged launches. `first_launch`: number of
+    the first of them.
+    """
+
+    site: CallSite
+    table: OpTable
+    records: Any
+    histograms: Any
+    launches: int = 0
+    first_launch: int = 0
+    firsts: dict[int, tuple[int, tuple[int, int, int], int | None, Any]] = field(
+        default_factory=dict
+    )
+
+
 @dataclass(frozen=True)
 class Row:
     """Statistics of one value at one call site over one step (or all: step is None).
