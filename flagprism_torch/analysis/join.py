@@ -1,0 +1,180 @@
+"""Joins merged records with the op table and the provenance of their call site: rows.
+
+Counters and extremes are taken over as they are; mean and l2 are derived here, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from ..records import layout
+from ..records.model import NO_MODULE, Block, CallSite, OpEntry, Origin, Row, StatementOrigin
+
+EXACT_INTEGERS = 2.0**53  # float64 holds every integer below
+
+
+def rows(step: int | None, blocks: Iterable[Block]) -> list[Row]:
+    """The rows of `blocks`, in block order and within a block in op order.
+
+    `step` is written into the rows: the step that the blocks cover, None for all steps. Every op of
+    a block's table gets a row, also one that never ran (executions 0).
+
+    Raises:
+        ValueError: a block has another number of records than its table has ops.
+    """
+    result: list[Row] = []
+    for block in blocks:
+        if len(block.records) != len(block.table.ops):
+            raise ValueError(
+                f"kernel {block.table.kernel}: {len(block.records)} records "
+                f"for {len(block.table.ops)} ops"
+            )
+        result += [
+            _row(step, block, entry, record)
+            for entry, record in zip(block.table.ops, block.records, strict=True)
+        ]
+    return result
+
+
+def owner(site: CallSite, entry: OpEntry) -> StatementOrigin:
+    """Who owns the value of `entry`.
+
+    A store or atomic belongs to the owner of what it writes: that of the pointer argument, else
+    that of the value's variable. Every other value belongs to the owner of its variable; Inductor
+    names the accumulator of `tmp7` `_tmp7`. Without an entry for the statement the call site's
+    origin holds. The phase is that of the whole kernel where the statement does not know its own.
+    """
+    origin = site.origin
+    for name in _owner_names(entry):
+        found = origin.statements.get(name)
+        if found is not None:
+            return _completed(found, origin)
+    return StatementOrigin(
+        module=_module(origin.module, origin.modules),
+        modules=origin.modules,
+        aten=", ".join(origin.aten) or None,
+        model_file=origin.model_file,
+        model_line=origin.model_line,
+        phase=origin.phase,
+    )
+
+
+def common_prefix(modules: Iterable[str]) -> str:
+    """Deepest module that holds all of `modules` ("layers.0" for "layers.0.a" and "layers.0.b").
+
+    `NO_MODULE` if they have no module in common.
+    """
+    paths = [module.split(".") for module in modules]
+    shared: list[str] = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared) or NO_MODULE
+
+
+def _owner_names(entry: OpEntry) -> list[str]:
+    names = []
+    if entry.role in ("store", "atomic") and entry.pointer is not None:
+        names.append(entry.pointer)
+    if entry.variable is not None:
+        names.append(entry.variable)
+        if entry.variable.startswith("_"):
+            names.append(entry.variable[1:])
+    return names
+
+
+def _completed(found: StatementOrigin, origin: Origin) -> StatementOrigin:
+    return StatementOrigin(
+        module=_module(found.module, found.modules),
+        modules=found.modules,
+        aten=found.aten,
+        model_file=found.model_file,
+        model_line=found.model_line,
+        phase=found.phase if found.phase != "none" else origin.phase,
+    )
+
+
+def _module(module: str, modules: tuple[str, ...]) -> str:
+    return common_prefix(modules) if module == NO_MODULE and modules else module
+
+
+def _row(step: int | None, block: Block, entry: OpEntry, record: Any) -> Row:
+    site, at = block.site, owner(block.site, entry)
+    count = {name: int(record[name]) for name in ("executions", "live", "nan", "zero")}
+    posinf, neginf = int(record["posinf"]), int(record["neginf"])
+    finite = count["live"] - count["nan"] - posinf - neginf
+    low = high = mean = l2 = None
+    inexact = False
+    if finite > 0:
+        low = layout.min_of_key(int(record["min_key"]), entry.dtype)
+        high = layout.value_of_key(int(record["max_key"]), entry.dtype)
+        total = float(record["sum"])
+        # The sum itself left float64's range: no mean is better than a wrong one.
+        mean = total / finite if math.isfinite(total) else None
+        l2 = _root(float(record["sumsq"]), int(record["scale"]))
+        inexact = not layout.is_float(entry.dtype) and _passed_exact(total, low, high, finite)
+    first = block.firsts.get(entry.op_id)
+    return Row(
+        step=step,
+        site=site.key,
+        call=site.index,
+        module=at.module,
+        phase=at.phase,
+        kernel=site.kernel,
+        file=entry.file,
+        line=entry.line,
+        variable=entry.variable,
+        statement=entry.statement,
+        op=entry.op,
+        op_id=entry.op_id,
+        role=entry.role,
+        dtype=entry.dtype,
+        mask=entry.mask,
+        executions=count["executions"],
+        lanes=count["executions"] * entry.numel,
+        live=count["live"],
+        nan=count["nan"],
+        posinf=posinf,
+        neginf=neginf,
+        zero=count["zero"],
+        min=low,
+        max=high,
+        mean=mean,
+        l2=l2,
+        inexact=inexact,
+        first_nonfinite=None if first is None else first[1:],
+        aten=at.aten,
+        modules=at.modules,
+        model_file=at.model_file,
+        model_line=at.model_line,
+        launches=block.launches,
+        histogram=_histogram(block, entry),
+    )
+
+
+def _root(sumsq: float, scale: int) -> float:
+    """sqrt(sumsq * 2**(2 * scale)); inf only if the root itself passes float64's range."""
+    try:
+        return math.ldexp(math.sqrt(sumsq), scale)
+    except OverflowError:
+        return math.inf
+
+
+def _passed_exact(total: float, low: float, high: float, finite: int) -> bool:
+    """Whether a float64 sum of integers may have been rounded.
+
+    Values of one sign sum up monotonically, so the total tells. With both signs a partial sum may
+    have been larger than the total; it is at most `finite` times the largest magnitude.
+    """
+    if low < 0 < high:
+        return finite * max(-low, high) >= EXACT_INTEGERS
+    return abs(total) >= EXACT_INTEGERS
+
+
+def _histogram(block: Block, entry: OpEntry) -> tuple[int, ...] | None:
+    if entry.histogram < 0 or block.histograms is None:
+        return None
+    return tuple(int(count) for count in block.histograms[entry.histogram])
