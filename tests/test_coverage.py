@@ -70,7 +70,7 @@ def test_reasons() -> None:
         "  passed: k41 x2: benchmark",
         "  passed: k42 x1: stream capture",
         "  left out: 3 values of k1: max_values",
-        "  left out: 1 values of k1: unsupported type",
+        "  left out: 1 value of k1: unsupported type",
         "  note: cpp_wrapper is on",
     ]
     as_dict = coverage.to_dict()

@@ -99,10 +99,10 @@ class Coverage:
             parts.append(f"{len(now['not_instrumented'])} not instrumented")
         passed = sum(entry["launches"] for entry in now["passed"])
         if passed:
-            parts.append(f"{passed} launches passed through unrecorded")
+            parts.append(f"{_plural(passed, 'launch', 'launches')} passed through unrecorded")
         left_out = sum(entry["values"] for entry in now["left_out"])
         if left_out:
-            parts.append(f"{left_out} values left out")
+            parts.append(f"{_plural(left_out, 'value', 'values')} left out")
         if now["extern"]:
             parts.append(f"extern calls not visible: {_externs(now['extern'])}")
         return "; ".join(parts)
@@ -156,13 +156,18 @@ class Coverage:
             lines.append(f"  passed: {entry['kernel']} x{entry['launches']}: {entry['reason']}")
         for entry in now["left_out"]:
             lines.append(
-                f"  left out: {entry['values']} values of {entry['kernel']}: {entry['reason']}"
+                f"  left out: {_plural(entry['values'], 'value', 'values')} of "
+                f"{entry['kernel']}: {entry['reason']}"
             )
         if len(now["extern"]) > EXTERNS_IN_LINE:
             listed = ", ".join(f"{name} x{n}" for name, n in now["extern"].items())
             lines.append(f"  extern calls: {listed}")
         lines += [f"  note: {text}" for text in now["notes"]]
         return "\n".join(lines)
+
+
+def _plural(n: int, one: str, many: str) -> str:
+    return f"{n} {one if n == 1 else many}"
 
 
 def _by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
