@@ -122,6 +122,13 @@ class AnomalyLog:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def copy(self) -> AnomalyLog:
+        """An independent log with the same findings."""
+        other = AnomalyLog(self.capacity)
+        other._kept = dict(self._kept)
+        other.left_out = self.left_out
+        return other
+
     def add(self, step: int, blocks: Iterable[Block]) -> None:
         """Takes in the findings of `blocks`, which hold launches of `step` not added before.
 

@@ -13,7 +13,7 @@ NO_MODULE = "<none>"
 
 @dataclass(frozen=True)
 class OpEntry:
-    """One probed value of a kernel; its index in `OpTable.ops` is the record index.
+    """One probed value of a kernel; its index in `OpTable.ops` is its op id.
 
     `dtype` is Triton's name (fp32, bf16, fp16, fp64, fp8e4nv, fp8e5, int1, int8 ... int64, uint8 ...).
     `shape` is the tile shape, () for a scalar. `mask` says which lanes the statistics are over:
@@ -33,6 +33,7 @@ class OpEntry:
     role: str = "value"
     pointer: str | None = None
     histogram: int = -1  # index of the histogram block, -1 for none
+    record: int = -1  # index of the record on the device; entries with equal statistics share one
 
     @property
     def numel(self) -> int:
@@ -54,9 +55,14 @@ class OpTable:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def records(self) -> int:
+        """Number of records on the device per slot."""
+        return 1 + max((op.record for op in self.ops), default=-1)
+
+    @property
     def histograms(self) -> int:
-        """Number of histogram blocks."""
-        return sum(op.histogram >= 0 for op in self.ops)
+        """Number of histogram blocks on the device."""
+        return 1 + max((op.histogram for op in self.ops), default=-1)
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,8 @@ class Anomaly:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        bad = self.counts["nan"] + self.counts["posinf"] + self.counts["neginf"]
+        infinite = self.counts["posinf"] + self.counts["neginf"]
+        bad = infinite if self.kind == "inf" else self.counts["nan"]
         where = ""
         if self.program is not None:
             where = f", first at program {self.program} lane {self.lane}"

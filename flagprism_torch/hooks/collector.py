@@ -1,0 +1,229 @@
+"""What all launch hooks share: which launches to record, their twins, and where records go.
+
+Note [Passing through]
+Whatever cannot or must not be recorded runs the original, exactly as without us, and is counted in the
+coverage with the reason: benchmark launches of autotuners, warmup, stream capture, launches of this
+package's own kernels (not counted), and kernels whose twin cannot be had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import torch
+
+from flagprism_torch.analysis.coverage import Coverage
+from flagprism_torch.config import Config
+from flagprism_torch.errors import InstrumentationError
+from flagprism_torch.instrument.twin import LaunchFn, Recipe, Twin, launching
+from flagprism_torch.provenance import callsites
+from flagprism_torch.provenance.modules import ModuleNames
+from flagprism_torch.records.buffers import RecordBuffers
+from flagprism_torch.records.layout import RECORD_BYTES
+from flagprism_torch.records.ledger import Ledger
+from flagprism_torch.records.model import CallSite, Launch, Origin
+
+SCRATCH_BYTES = 256 << 20  # per-program records of one launch; larger grids share slots
+SHARED_SLOTS = 1024
+
+Build = Callable[[Recipe], Twin]
+# kernel or autotuner -> {(its configuration, recipe): twin or why there is none}; outlives sessions
+_twins: weakref.WeakKeyDictionary[Any, dict[Any, Twin | str]] = weakref.WeakKeyDictionary()
+_twins_lock = threading.RLock()
+
+
+class _GridTooLarge(Exception):
+    """The grid has more programs than the twin has slots; no launch happened."""
+
+
+class Collector:
+    """Owned by a session; used by the hooks from any thread."""
+
+    def __init__(self, config: Config, names: ModuleNames, coverage: Coverage) -> None:
+        self.config, self.names, self.coverage = config, names, coverage
+        self.ledger = Ledger()
+        self.buffers = RecordBuffers(self._consume)
+        self.step = 0
+        self.recipe = Recipe(config.level, config.max_values, config.histograms)
+        self._numbers = itertools.count()
+        self._sites: dict[Any, CallSite] = {}
+        self._site_counts: dict[str, int] = {}  # kernel -> its call sites
+        self._site_numbers: dict[tuple[str, str], int] = {}
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._large: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._reported: set[tuple[str, int]] = set()
+        self._wrappers: set[str] = set()
+        self.on_wrapper: Callable[[str], None] = lambda file: None  # a generated wrapper is new
+
+    # -- which launches to record
+
+    def benchmarking(self) -> _Depth:
+        """Scope in which this thread's launches are benchmarks."""
+        return _Depth(self._local, "benchmark")
+
+    def pass_reason(self) -> str | None:
+        """Why a launch of this thread must not be recorded, None if it may."""
+        if getattr(self._local, "benchmark", 0):
+            return "benchmark"
+        if inductor_is_benchmarking():
+            return "benchmark"
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return "stream capture"
+        return None
+
+    # -- one launch
+
+    def launch(
+        self,
+        owner: Any,
+        variant: Any,
+        kernel: str,
+        site: CallSite,
+        device: torch.device,
+        stream: int,
+        build: Build,
+        run: Callable[[Any], Any],
+    ) -> tuple[bool, Any]:
+        """Launch the twin of `owner`'s `variant`: (True, result), or (False, None) without one.
+
+        Args:
+            owner: weakly referenced identity of the kernel.
+            build: compiles the twin for a recipe.
+            run: launches `twin` through its own launcher.
+        """
+        self.coverage.saw(kernel)
+        recipe = self.recipe
+        if owner in self._large:
+            recipe = replace(recipe, slots=min(SHARED_SLOTS, self.config.record_capacity))
+        while True:
+            twin = self._twin(owner, variant, kernel, recipe, build)
+            if twin is None:
+                return False, None
+
+            def record(made: Twin, grid: tuple[int, int, int], call: LaunchFn) -> Any:
+                note = Launch(next(self._numbers), self.step, site, made.table, grid)
+                limit = SCRATCH_BYTES // (RECORD_BYTES * made.table.records)
+                if not made.slots and note.programs > min(self.config.record_capacity, limit):
+                    raise _GridTooLarge
+                result = self.buffers.launch(note, device, stream, made.slots, call)
+                self.coverage.launches()
+                return result
+
+            try:
+                with launching(record):
+                    return True, run(twin)
+            except _GridTooLarge:
+                self._large.add(owner)
+                recipe = replace(recipe, slots=min(SHARED_SLOTS, self.config.record_capacity))
+
+    def _twin(
+        self, owner: Any, variant: Any, kernel: str, recipe: Recipe, build: Build
+    ) -> Twin | None:
+        known = _twins.get(owner)
+        found = known.get((variant, recipe)) if known is not None else None
+        if found is None:
+            with _twins_lock:
+                known = _twins.setdefault(owner, {})
+                found = known.get((variant, recipe))
+                if found is None:
+                    try:
+                        found = build(recipe)
+                    except InstrumentationError as error:
+                        found = str(error)
+                    known[variant, recipe] = found
+        self._report(kernel, found)
+        return found if isinstance(found, Twin) else None
+
+    def _report(self, kernel: str, found: Twin | str) -> None:
+        key = (kernel, id(found))
+        if key in self._reported:
+            return
+        self._reported.add(key)
+        if isinstance(found, str):
+            self.coverage.not_instrumented(kernel, found)
+            return
+        self.coverage.instrumented(kernel)
+        if found.reason:
+            self.coverage.stepped_down(kernel, found.reason)
+        for reason, count in found.table.left_out.items():
+            self.coverage.left_out(kernel, reason, count)
+
+    def done_before(self) -> int:
+        """Steps below this number have all their records in the ledger."""
+        flying = self.buffers.oldest_step()
+        return self.step if flying is None else min(flying, self.step)
+
+    # -- call sites
+
+    def site(
+        self, file: str, line: int, kernel: str, frame: FrameType | None, jit: bool
+    ) -> CallSite:
+        """The call site of a launch; generated wrappers are read once, eager launches located by
+        the running module."""
+        if not jit:
+            key: Any = (file, line, kernel, self.names.version)
+            known = self._sites.get(key)
+            if known is not None:
+                return known
+            self.names.discover(frame)
+            origin = callsites.resolve(file, line, kernel, self.names)
+            self._see_wrapper(file)
+            origin = origin or Origin()
+            place = f"{file}:{line}"
+        else:
+            origin = self.names.locate(frame)
+            key = (file, line, kernel, origin.module, origin.phase)
+            known = self._sites.get(key)
+            if known is not None:
+                return known
+            place = f"{file}:{line}:{origin.module}:{origin.phase}"
+        with self._lock:
+            known = self._sites.get(key)
+            if known is None:
+                index = self._site_numbers.get((kernel, place))
+                if index is None:  # else the same site, renamed since
+                    index = self._site_counts.get(kernel, 0)
+                    self._site_counts[kernel] = index + 1
+                    self._site_numbers[kernel, place] = index
+                    self.coverage.provenance(origin.source)
+                known = self._sites[key] = CallSite(place, kernel, index, origin)
+        return known
+
+    def _see_wrapper(self, file: str) -> None:
+        with self._lock:
+            if file in self._wrappers:
+                return
+            self._wrappers.add(file)
+            self.on_wrapper(file)
+
+    def _consume(self, launch: Launch, words: torch.Tensor) -> None:
+        self.ledger.add(launch, words)
+
+
+class _Depth:
+    def __init__(self, local: Any, name: str) -> None:
+        self._local, self._name = local, name
+
+    def __enter__(self) -> None:
+        setattr(self._local, self._name, getattr(self._local, self._name, 0) + 1)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._local, self._name, getattr(self._local, self._name) - 1)
+
+
+def inductor_is_benchmarking() -> bool:
+    """Whether Inductor's benchmarker runs (torch/utils/_debug_mode: a module in 2.11, a package
+    with `_utils` in 2.13 and later)."""
+    for name in ("torch.utils._debug_mode._utils", "torch.utils._debug_mode"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "_IN_INDUCTOR_BENCHMARK"):
+            return bool(module._IN_INDUCTOR_BENCHMARK)
+    return False

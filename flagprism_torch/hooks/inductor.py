@@ -1,0 +1,176 @@
+"""Launches of Inductor's Triton kernels: `CachingAutotuner.run`, a class attribute.
+
+Generated wrappers look the attribute up at every call, so models compiled before the session are
+reached without a recompile, and restoring it leaves no trace. Relied on (torch/_inductor/runtime/
+triton_heuristics.py: 2.11 :1407, 2.13 :2059, 2.14.1 :2440): `run(*args, stream, benchmark_run,
+**kwargs)`, `launchers`, `precompile`, `autotune_to_one_config`, `_create_compile_meta`,
+`_create_compile_options`, `TritonCompileResult(kernel, config, meta, inductor_meta).make_launcher()`.
+
+Note [Cold kernels]
+Calling the original `run` first would launch in-place kernels twice. So a cold autotuner is brought to
+one tuned launcher by the calls `run` itself makes before it launches, and only the twin launches.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from flagprism_torch.hooks.collector import Collector
+from flagprism_torch.hooks.patches import Patches
+from flagprism_torch.instrument.twin import Recipe, Twin, build
+from flagprism_torch.provenance import callsites
+
+
+def install(patches: Patches, collector: Collector) -> None:
+    """Patch Inductor's launch path."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    patches.replace(CachingAutotuner, "run", lambda original: _run(original, collector))
+
+
+def _run(original: Any, collector: Collector) -> Any:
+    def run(self: Any, *args: Any, stream: Any, benchmark_run: bool = False, **kwargs: Any) -> Any:
+        reason = collector.pass_reason()
+        if benchmark_run:
+            reason = "benchmark"
+        elif getattr(self, "triton_interpret", False):
+            reason = "TRITON_INTERPRET"
+        if reason is not None:
+            collector.coverage.passed(self.fn.__name__, reason)
+            return original(self, *args, stream=stream, benchmark_run=benchmark_run, **kwargs)
+        return _record(original, collector, self, args, stream, kwargs)
+
+    return run
+
+
+def _record(
+    original: Any, collector: Collector, autotuner: Any, args: Any, stream: Any, kwargs: Any
+) -> Any:
+    name = autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
+    with collector.benchmarking():
+        _tune(autotuner, args, kwargs)
+    (launcher,) = autotuner.launchers
+    frame = sys._getframe(2)
+    file, line = callsites.launching_frame(frame) or ("?", 0)
+    site = collector.site(file, line, name, frame, jit=False)
+
+    def make(recipe: Recipe) -> Twin:
+        return _twin(autotuner, launcher, recipe)
+
+    def run(twin: Any) -> Any:
+        return twin.launcher(*args, stream=stream, **kwargs)
+
+    _set_allocator(autotuner)
+    variant = _config_key(launcher.config)
+    device = torch.device(autotuner.device_props.type, autotuner.device_props.index or 0)
+    if device.type == "cpu":
+        device = torch.device("cpu")
+    with _Surrounded(autotuner, launcher, args, stream, kwargs):
+        done, result = collector.launch(
+            autotuner, variant, name, site, device, stream or 0, make, run
+        )
+    if done:
+        return result
+    return original(autotuner, *args, stream=stream, **kwargs)
+
+
+class _Surrounded:
+    """Inductor's own scope around a launch: profiler ranges (2.13 and later)."""
+
+    def __init__(self, autotuner: Any, launcher: Any, args: Any, stream: Any, kwargs: Any) -> None:
+        self._call = (autotuner, launcher, args, stream, kwargs)
+        self._on = hasattr(autotuner, "_pre_launch") and hasattr(autotuner, "_post_launch")
+
+    def __enter__(self) -> None:
+        if self._on:
+            autotuner, launcher, args, stream, kwargs = self._call
+            autotuner._pre_launch(launcher, *args, stream=stream, **kwargs)
+
+    def __exit__(self, *_: object) -> None:
+        if self._on:
+            self._call[0]._post_launch()
+
+
+def _tune(autotuner: Any, args: Any, kwargs: Any) -> None:
+    """Bring a cold autotuner to one launcher (Note [Cold kernels])."""
+    if len(autotuner.launchers) == 0:
+        autotuner.precompile()
+    if len(autotuner.launchers) > 1:
+        autotuner.autotune_to_one_config(*args, **kwargs)
+    meta = autotuner.inductor_meta
+    found = autotuner.launchers[0].config
+    if meta.get("combo_tuning_groups") and not getattr(found, "found_by_combo_autotune", False):
+        autotuner.launchers = [
+            autotuner._combo_sequential_autotune(autotuner.launchers[0], *args, **kwargs)
+        ]
+    found = autotuner.launchers[0].config
+    if meta.get("coordinate_descent_tuning") and not getattr(found, "found_by_coordesc", False):
+        autotuner.launchers = [
+            autotuner.coordinate_descent_tuning(autotuner.launchers[0], *args, **kwargs)
+        ]
+
+
+def _twin(autotuner: Any, launcher: Any, recipe: Recipe) -> Twin:
+    """Compile the twin of a tuned launcher and give it a launcher of Inductor's own making."""
+    from torch._dynamo.device_interface import DeviceGuard
+    from torch._inductor.runtime import triton_heuristics as heuristics
+
+    if autotuner.fn.fn is None:  # from a compile worker or a bundle: the function was not pickled
+        autotuner.fn = _reloaded(autotuner)
+    config = launcher.config
+    meta = autotuner._create_compile_meta(config)
+    options = autotuner._create_compile_options(config, meta)
+    target = heuristics.GPUTarget(meta["device_type"], meta["cc"], _warp_size(autotuner, meta))
+    guard = DeviceGuard(autotuner.get_device_interface(), autotuner.triton_meta["device"])
+    with guard:
+        twin: Any = build(
+            autotuner.fn, meta["signature"], meta["constants"], meta["configs"][0], target,
+            options, recipe,
+        )  # fmt: skip
+        plain = {**autotuner.inductor_meta, "store_cubin": False}
+        kernel = twin.kernel
+        names = kernel.src.fn.arg_names
+        kernel.src.fn.arg_names = names[:-1]  # the hidden argument is appended by the twin itself
+        try:
+            result = heuristics.TritonCompileResult(kernel, config, meta, plain)
+            twin.launcher = result.make_launcher()
+        finally:
+            kernel.src.fn.arg_names = names
+    return twin  # type: ignore[no-any-return]
+
+
+def _reloaded(autotuner: Any) -> Any:
+    reload = getattr(autotuner, "_reload_kernel", None)
+    if reload is not None:
+        return reload().fn
+    from torch._inductor.codecache import PyCodeCache
+
+    with open(autotuner.filename) as file:  # noqa: PTH123
+        module = PyCodeCache.load(file.read())
+    return getattr(module, autotuner.inductor_meta["kernel_name"]).fn
+
+
+def _warp_size(autotuner: Any, meta: Any) -> int:
+    props = autotuner.device_props
+    return getattr(props, "warp_size", None) or 32
+
+
+def _config_key(config: Any) -> Any:
+    return (tuple(sorted(config.kwargs.items())), config.num_warps, config.num_stages)
+
+
+def _set_allocator(autotuner: Any) -> None:
+    """What `run` does before a launch: kernels may ask for global scratch memory."""
+    import triton
+
+    if not hasattr(triton, "set_allocator"):
+        return
+    kind = autotuner.device_props.type
+
+    def allocate(size: int, align: int, stream: int | None) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int8, device=kind)
+
+    triton.set_allocator(allocate)

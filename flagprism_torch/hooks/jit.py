@@ -1,0 +1,153 @@
+"""Launches of user `@triton.jit` kernels: `JITFunction.run`, a class attribute, inside the session.
+
+Relied on (triton/runtime/jit.py: 3.6.0 :695, 3.7.1 :708, 3.8.0 :725, 3.9.0 :733): `run(*args, grid,
+warmup, **kwargs)`; with `warmup=True` it compiles, runs the pre-run hooks and returns the kernel
+without launching; `device_caches[device]` ends with (target, backend, binder); `_pack_args`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from flagprism_torch.hooks.collector import Collector
+from flagprism_torch.hooks.patches import Patches
+from flagprism_torch.instrument.twin import Recipe, Twin, build
+
+_OWN = "flagprism_torch."
+
+
+def install(patches: Patches, collector: Collector) -> None:
+    """Patch Triton's launch paths for user kernels."""
+    from triton.compiler import CompiledKernel
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    patches.replace(JITFunction, "run", lambda original: _run(original, collector))
+    patches.replace(Autotuner, "_bench", lambda original: _bench(original, collector))
+    patches.replace(CompiledKernel, "__getitem__", lambda original: _getitem(original, collector))
+    if hasattr(InterpretedFunction, "run"):
+        patches.replace(
+            InterpretedFunction, "run", lambda original: _interpreted(original, collector)
+        )
+
+
+def _run(original: Any, collector: Collector) -> Any:
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        name = self.fn.__name__
+        if str(self.module).startswith(_OWN):
+            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+        reason = "warmup" if warmup else collector.pass_reason()
+        if reason is None and grid is None:
+            reason = "no grid"
+        if reason is not None:
+            collector.coverage.passed(name, reason)
+            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+        return _record(original, collector, self, args, grid, kwargs)
+
+    return run
+
+
+def _record(
+    original: Any, collector: Collector, fn: Any, args: Any, grid: Any, kwargs: dict[str, Any]
+) -> Any:
+    from triton import knobs
+    from triton.compiler import CompiledKernel
+    from triton.runtime.driver import driver
+
+    kernel = original(fn, *args, grid=grid, warmup=True, **kwargs)
+    name = fn.fn.__name__
+    if not isinstance(kernel, CompiledKernel):  # a cache hook vetoed, or compilation is deferred
+        collector.coverage.not_instrumented(name, "no compiled kernel at launch")
+        return original(fn, *args, grid=grid, warmup=False, **kwargs)
+    device = driver.active.get_current_device()
+    stream = driver.active.get_current_stream(device)
+    target, backend, binder = fn.device_caches[device][-3:]
+    options = {
+        **kwargs,
+        "debug": kwargs.get("debug", fn.debug) or knobs.runtime.debug,
+        "instrumentation_mode": knobs.compilation.instrumentation_mode,
+    }
+    bound, specialization, rest = binder(*args, **options)
+
+    def make(recipe: Recipe) -> Twin:
+        packed = fn._pack_args(backend, options, bound, specialization, rest)[0]
+        source = kernel.src
+        return build(fn, source.signature, source.constants, source.attrs, target,
+                     packed.__dict__, recipe)  # fmt: skip
+
+    sizes = grid(bound) if callable(grid) else grid
+    g0, g1, g2 = (*sizes, 1, 1)[:3]
+    values = bound.values()
+
+    def run(twin: Twin) -> Any:
+        metadata = kernel.launch_metadata(sizes, stream, *values)
+        return twin.kernel.run(
+            g0, g1, g2, stream, twin.kernel.function, twin.kernel.packed_metadata, metadata,
+            knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *values,
+        )  # fmt: skip
+
+    frame = _user_frame(sys._getframe(2))
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    site = collector.site(file, line, name, frame, jit=True)
+    where = torch_device(driver.active)
+    done, _ = collector.launch(kernel, None, name, site, where, stream, make, run)
+    if not done:
+        # the pre-run hooks ran already: launch the compiled kernel itself
+        kernel.run(
+            g0, g1, g2, stream, kernel.function, kernel.packed_metadata,
+            kernel.launch_metadata(sizes, stream, *values),
+            knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *values,
+        )  # fmt: skip
+    return kernel
+
+
+def torch_device(active: Any) -> torch.device:
+    """The torch device of Triton's active driver, with its index."""
+    device = torch.device(active.get_active_torch_device())
+    if device.type != "cpu" and device.index is None:
+        return torch.device(device.type, active.get_current_device())
+    return device
+
+
+def _user_frame(frame: Any) -> Any:
+    """The innermost frame outside Triton and this package."""
+    found = frame
+    while found is not None:
+        name = found.f_globals.get("__name__", "")
+        if not name.startswith(("triton.", _OWN)):
+            return found
+        found = found.f_back
+    return frame
+
+
+def _bench(original: Any, collector: Collector) -> Any:
+    def _bench(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with collector.benchmarking():
+            return original(self, *args, **kwargs)
+
+    return _bench
+
+
+def _getitem(original: Any, collector: Collector) -> Any:
+    def __getitem__(self: Any, grid: Any) -> Any:
+        runner = original(self, grid)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            collector.coverage.passed(self.name, "compiled_kernel[grid]")
+            return runner(*args, **kwargs)
+
+        return run
+
+    return __getitem__
+
+
+def _interpreted(original: Any, collector: Collector) -> Any:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        collector.coverage.passed(getattr(self.fn, "__name__", "?"), "TRITON_INTERPRET")
+        return original(self, *args, **kwargs)
+
+    return run

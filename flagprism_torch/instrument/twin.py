@@ -1,0 +1,253 @@
+"""Twins: a second compilation of a kernel with probes and one hidden argument.
+
+Note [Twins]
+The original stays untouched. A twin has the original's source, options and constants, and a hash of
+its own, so Triton's caches hold both side by side. Its op table is kept beside its binary in Triton's
+cache, because a cache hit skips the rewriting. Relied on: `triton.compile` calls `src.hash()` for the
+key and `src.make_ir(target, options, codegen_fns, module_map, context)` for the first module
+(triton/compiler/compiler.py, 3.6.0 to 3.9.0), then runs the backend's stages from `ttir` on.
+
+Note [Stepping down]
+A twin that cannot be built is tried again with fewer probes, then with stored values only; if that
+fails too the launch runs the original. The coverage says which, and why.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.runtime.cache import get_cache_manager
+
+from flagprism_torch.backends.profile import profile_of
+from flagprism_torch.errors import InstrumentationError
+from flagprism_torch.instrument.codegen import ProbeText, parse_module
+from flagprism_torch.instrument.plan import make_plan
+from flagprism_torch.instrument.rewrite import HIDDEN, instrument
+from flagprism_torch.ir.module import Module
+from flagprism_torch.records.model import OpEntry, OpTable
+
+_TABLE_FILE = "flagprism.json"
+_lock = threading.RLock()  # backward kernels are launched, and compiled, from autograd's threads
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a twin records. `slots`: 0 for one slot per program, else the number of shared slots."""
+
+    level: int
+    max_values: int
+    histograms: bool
+    slots: int = 0
+    stores_only: bool = False
+
+    def key(self) -> str:
+        return f"{self}-{_sources_hash()}"
+
+    def steps(self) -> list[Recipe]:
+        """This recipe, then cheaper ones (Note [Stepping down])."""
+        fewer = [replace(self, max_values=n) for n in (16, 4) if n < self.max_values]
+        return [self, *fewer, replace(self, stores_only=True)]
+
+
+@functools.lru_cache(1)
+def _sources_hash() -> str:
+    """Hash of everything that shapes a twin: part of its cache key."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for folder in ("instrument", "ir", "records"):
+        for file in sorted((root / folder).glob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class TwinSource(ASTSource):  # type: ignore[misc]
+    """The source of a kernel's twin. `table` is set once `make_ir` ran."""
+
+    def __init__(
+        self,
+        fn: Any,
+        signature: Mapping[str, Any],
+        constants: Mapping[Any, Any],
+        attrs: Mapping[Any, Any],
+        recipe: Recipe,
+    ) -> None:
+        super().__init__(fn, dict(signature), dict(constants), dict(attrs))
+        self._plain_fn, self._plain_signature = fn, dict(signature)
+        self._recipe = recipe
+        self.fn = copy.copy(fn)  # the function belongs to the user or to Inductor
+        self.fn.arg_names = [*fn.arg_names, HIDDEN]
+        self.signature = {**signature, HIDDEN: "*i32"}
+        self.table: OpTable | None = None
+
+    def hash(self) -> str:
+        text = f"{super().hash()}-flagprism-{self._recipe.key()}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def make_ir(
+        self, target: Any, options: Any, codegen_fns: Any, module_map: Any, context: Any
+    ) -> Any:
+        fn, signature = self.fn, self.signature
+        self.fn, self.signature = self._plain_fn, self._plain_signature
+        try:
+            module = super().make_ir(target, options, codegen_fns, module_map, context)
+        finally:
+            self.fn, self.signature = fn, signature
+        backend = make_backend(target)
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, options, self.language)
+        if "ttir" not in stages:
+            raise InstrumentationError(f"backend {target.backend} has no ttir stage")
+        module = stages["ttir"](module, {})
+        text = Module(module.str() if hasattr(module, "str") else str(module))
+        recipe, profile = self._recipe, profile_of(target.backend)
+        plan = make_plan(
+            text, self._plain_signature, recipe.max_values, recipe.histograms, recipe.stores_only
+        )
+        if not plan.records:
+            raise InstrumentationError("no value to record")
+        self.table = plan.table
+        probes = ProbeText(backend, options)
+        written = instrument(
+            text, plan, probes, threads=profile.threads(options), slots=recipe.slots
+        )
+        result = parse_module(written, context)
+        if not result.verify():
+            raise InstrumentationError("the instrumented module does not verify")
+        return result
+
+
+@dataclass(eq=False)
+class Twin:
+    """A loaded twin. `reason` says why it records less than asked, "" if it does not; `launcher` is
+    for hooks whose kernels have launchers of their own."""
+
+    kernel: Any
+    table: OpTable
+    slots: int
+    reason: str = ""
+    launcher: Any = None
+
+
+LaunchFn = Callable[[Any], Any]
+_request = threading.local()
+
+
+def launching(record: Callable[[Twin, tuple[int, int, int], LaunchFn], Any]) -> _Launching:
+    """Scope for one twin launch: `record(twin, grid, call)` must reserve a slot buffer and run
+    `call(buffer)`. It is reached from the twin's own launcher, which alone knows the grid."""
+    return _Launching(record)
+
+
+class _Launching:
+    def __init__(self, record: Any) -> None:
+        self._record = record
+
+    def __enter__(self) -> None:
+        self._outer = getattr(_request, "record", None)
+        _request.record = self._record
+
+    def __exit__(self, *_: object) -> None:
+        _request.record = self._outer
+
+
+def build(
+    fn: Any,
+    signature: Mapping[str, Any],
+    constants: Mapping[Any, Any],
+    attrs: Mapping[Any, Any],
+    target: Any,
+    options: Mapping[str, Any],
+    recipe: Recipe,
+) -> Twin:
+    """Compile and load a twin, stepping down as needed.
+
+    Raises:
+        InstrumentationError: with the first and the last reason if no step works.
+    """
+    reasons: list[str] = []
+    with _lock:
+        for step in recipe.steps():
+            try:
+                twin = _build(fn, signature, constants, attrs, target, options, step)
+            except Exception as error:
+                reasons.append(_reason(error))
+                if isinstance(error, InstrumentationError):
+                    break
+                continue
+            if reasons:
+                what = "stored values only" if step.stores_only else f"{step.max_values} values"
+                twin.reason = f"{what} ({reasons[0]})"
+            return twin
+    raise InstrumentationError(
+        reasons[0] if len(set(reasons)) == 1 else "; then ".join(reasons[:2])
+    )
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0][:200]
+    return (
+        f"{type(error).__name__}: {text}" if not isinstance(error, InstrumentationError) else text
+    )
+
+
+def _build(
+    fn: Any, signature: Any, constants: Any, attrs: Any, target: Any, options: Any, recipe: Recipe
+) -> Twin:
+    source = TwinSource(fn, signature, constants, attrs, recipe)
+    kernel = triton.compile(source, target=target, options=dict(options))
+    table = source.table
+    store = get_cache_manager(kernel.hash)
+    if table is None:
+        table = _load_table(store)
+        if table is None:  # the table was lost: the rewriting tells it again
+            table = _table_again(source, target, options)
+    store.put(json.dumps(_table_json(table)), _TABLE_FILE, binary=False)
+    twin = Twin(kernel, table, recipe.slots)
+    inner = kernel.run  # loads the binary; OutOfResources surfaces here
+
+    def run(g0: int, g1: int, g2: int, stream: Any, function: Any, *rest: Any) -> Any:
+        def call(buffer: Any) -> Any:
+            return inner(g0, g1, g2, stream, function, *rest, buffer)
+
+        return _request.record(twin, (int(g0), int(g1), int(g2)), call)
+
+    kernel._run = run
+    return twin
+
+
+def _table_again(source: TwinSource, target: Any, options: Any) -> OpTable:
+    from triton._C.libtriton import ir
+
+    backend = make_backend(target)
+    parsed = backend.parse_options(dict(options))
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    codegen = backend.get_codegen_implementation(parsed)
+    source.make_ir(target, parsed, codegen, backend.get_module_map(), context)
+    assert source.table is not None
+    return source.table
+
+
+def _table_json(table: OpTable) -> dict[str, Any]:
+    return asdict(table)
+
+
+def _load_table(store: Any) -> OpTable | None:
+    path = store.get_file(_TABLE_FILE)
+    if not path:
+        return None
+    data = json.loads(Path(path).read_text())
+    ops = tuple(OpEntry(**{**op, "shape": tuple(op["shape"])}) for op in data["ops"])
+    return OpTable(data["kernel"], data["file"], data["line"], ops, data["left_out"])

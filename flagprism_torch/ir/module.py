@@ -1,0 +1,465 @@
+"""A read-only view of a TTIR module's text: functions, regions, blocks, operations, values, types.
+
+Why text: the printed form of the Triton dialect is the same in Triton 3.6 to 3.9, while the Python
+bindings change names and signatures, cannot read attributes in 3.6 and cannot edit operands at all.
+Every operation knows its line, so that a rewriter can insert lines after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from flagprism_torch.ir.locations import Frame, Locations
+
+_VALUE = re.compile(r"%[A-Za-z0-9_$.\-]+(?:#\d+)?")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_TENSOR = re.compile(r"tensor<((?:\d+x)*)(.*)>$", re.S)
+_POINTER = re.compile(r"!tt\.ptr<(.*?)(?:, \d+)?>$")
+_FOR = re.compile(
+    r"\s*(?:unsigned )?(%[\w$.\-]+) = (\S+) to (\S+) step (\S+)\s*"
+    r"(?:iter_args\((.*?)\) -> \((.*)\))?\s*(?:: (\w+))?\s*\{$"
+)
+_WHILE = re.compile(r"\s*(?:\((.*?)\))?\s*: \((.*?)\) -> (.*) \{$")
+_SUCCESSOR = re.compile(r"\^(\w+)(?:\(([^)]*)\))?")
+
+
+@dataclass(frozen=True)
+class Type:
+    """`element` is the MLIR element ("f32", "i1", "bf16", "f8E4M3FN", "!tt.ptr<f32>"), `shape` is
+    () for scalars; `text` is the type as printed, encoding included."""
+
+    text: str
+    element: str
+    shape: tuple[int, ...] | None
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.shape is not None
+
+    @property
+    def is_pointer(self) -> bool:
+        return self.element.startswith("!tt.ptr<")
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return self.shape or ()
+
+    @property
+    def numel(self) -> int:
+        lanes = 1
+        for extent in self.dims:
+            lanes *= extent
+        return lanes
+
+    def like(self, element: str) -> Type:
+        """The same shape with another element type."""
+        if self.shape is None:
+            return Type(element, element, None)
+        return tensor_type(self.shape, element)
+
+
+def tensor_type(shape: tuple[int, ...], element: str) -> Type:
+    return Type(f"tensor<{''.join(f'{d}x' for d in shape)}{element}>", element, tuple(shape))
+
+
+def parse_type(text: str) -> Type:
+    text = text.strip()
+    match = _TENSOR.match(text)
+    if not match:
+        return Type(text, text, None)
+    shape = tuple(int(d) for d in match.group(1).split("x") if d)
+    return Type(text, split_top(match.group(2), ", ")[0], shape)
+
+
+def split_top(text: str, separator: str) -> list[str]:
+    """Split at separators outside of quotes and all kinds of brackets."""
+    parts, depth, start, at, quoted = [], 0, 0, 0, False
+    while at < len(text):
+        char = text[at]
+        if quoted:
+            if char == "\\":
+                at += 1
+            elif char == '"':
+                quoted = False
+        elif char == '"':
+            quoted = True
+        elif depth == 0 and text.startswith(separator, at):
+            parts.append(text[start:at])
+            at += len(separator)
+            start = at
+            continue
+        elif char in "<({[":
+            depth += 1
+        elif char in ")}]" or (char == ">" and text[at - 1] != "-"):
+            depth -= 1
+        at += 1
+    parts.append(text[start:])
+    return parts
+
+
+def parse_types(text: str) -> list[Type]:
+    text = text.strip()
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    return [parse_type(part) for part in split_top(text, ", ") if part.strip()]
+
+
+@dataclass(eq=False)
+class Value:
+    """An SSA value. `name` as written at its uses; `op` is None for block arguments."""
+
+    name: str
+    type: Type
+    op: Op | None = None
+    block: Block | None = None
+    index: int = 0
+    uses: list[tuple[Op, int]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Op:
+    """An operation. `line` is its first text line, `end` its last (equal without regions); `head` is
+    the text after the name, before the types; `attributes` include those after the regions."""
+
+    name: str
+    line: int
+    block: Block
+    end: int = 0
+    head: str = ""
+    results: list[Value] = field(default_factory=list)
+    operands: list[Value] = field(default_factory=list)
+    regions: list[list[Block]] = field(default_factory=list)
+    frames: tuple[Frame, ...] = ()
+    index: int = 0
+    successors: list[tuple[str, list[str]]] = field(default_factory=list)
+
+    def int_attr(self, name: str) -> int | None:
+        """An integer attribute such as `axis = 1 : i32`, or None."""
+        match = re.search(rf"\b{name} = (-?\d+)", self.head)
+        return int(match.group(1)) if match else None
+
+    def str_attr(self, name: str) -> str | None:
+        match = re.search(rf'\b{name} = "((?:[^"\\]|\\.)*)"', self.head)
+        return match.group(1) if match else None
+
+
+@dataclass(eq=False)
+class Block:
+    """A basic block; `line` is the line after which its first operation stands."""
+
+    parent: Op | None
+    line: int
+    label: str = ""
+    arguments: list[Value] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Function:
+    name: str
+    public: bool
+    line: int
+    arguments: list[Value]
+    blocks: list[Block]
+
+    def walk(self) -> Iterator[Op]:
+        """Every operation, parents before their regions, in program order."""
+        for block in self.blocks:
+            yield from _walk(block)
+
+
+def _walk(block: Block) -> Iterator[Op]:
+    for op in block.ops:
+        yield op
+        for region in op.regions:
+            for inner in region:
+                yield from _walk(inner)
+
+
+class Module:
+    """Parsed text of a module. `lines` are the original lines, `functions` by name."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.split("\n")
+        self.locations = Locations([line for line in self.lines if line.startswith("#loc")])
+        self.functions: dict[str, Function] = {}
+        self._at = 0
+        self._scopes: list[dict[str, Value]] = [{}]
+        self._stripped = [_strip_location(line) for line in self.lines]
+        while self._at < len(self.lines):
+            if self._text().startswith("tt.func"):
+                self._function()
+            else:
+                self._at += 1
+
+    @property
+    def entry(self) -> Function:
+        """The kernel: the only public function."""
+        public = [f for f in self.functions.values() if f.public]
+        if len(public) != 1:
+            raise ValueError(f"expected one public function, found {len(public)}")
+        return public[0]
+
+    def _text(self) -> str:
+        return self._stripped[self._at][0]
+
+    def _frames(self) -> tuple[Frame, ...]:
+        location = self._stripped[self._at][1]
+        return self.locations.frames(location) if location else ()
+
+    def _function(self) -> None:
+        text = self._text()
+        name = re.search(r"@([\w$.\-]+|\"[^\"]+\")", text)
+        assert name, text
+        start = text.index("(", name.end() - 1) + 1
+        depth, at = 1, start
+        while depth:
+            depth += (text[at] == "(") - (text[at] == ")")
+            at += 1
+        arguments = []
+        scope: dict[str, Value] = {}
+        for part in split_top(text[start : at - 1], ", "):
+            if part.strip():
+                argument, kind = part.split(":", 1)
+                kind = re.sub(r"\s*\{.*\}\s*$", "", kind.strip())
+                value = Value(argument.strip(), parse_type(kind), index=len(arguments))
+                arguments.append(value)
+                scope[value.name] = value
+        line = self._at
+        if not text.endswith("{"):  # a declaration
+            self._at += 1
+            return
+        self._at += 1
+        self._scopes.append(scope)
+        blocks = self._region(None, line)
+        self._scopes.pop()
+        self._at += 1
+        blocks[0].arguments = arguments
+        for value in arguments:
+            value.block = blocks[0]
+        self.functions[name.group(1)] = Function(
+            name.group(1), "public" in text[: name.start()], line, arguments, blocks
+        )
+
+    def _region(self, parent: Op | None, line: int, arguments: list[Value] = ()) -> list[Block]:  # type: ignore[assignment]
+        block = Block(parent, line, "entry", list(arguments))
+        blocks = [block]
+        scope = {value.name: value for value in arguments}
+        for value in arguments:
+            value.block = block
+        self._scopes.append(scope)
+        pending: list[tuple[Op, list[str]]] = []
+        while not self._text().startswith("}"):
+            text = self._text()
+            if not text:
+                self._at += 1
+                continue
+            if text.startswith("^"):
+                label = re.match(r"\^(\w+)", text)
+                assert label
+                if block.ops or block.arguments:
+                    block = Block(parent, self._at)
+                    blocks.append(block)
+                block.label, block.line = label.group(1), self._at
+                text = text.split("  //")[0]
+                inner = text[text.index("(") + 1 : text.rindex(")")] if "(" in text else ""
+                for part in split_top(inner, ", "):
+                    if part.strip():
+                        name, kind = part.split(":", 1)
+                        value = Value(name.strip(), parse_type(kind), None, block)
+                        value.index = len(block.arguments)
+                        block.arguments.append(value)
+                        scope[value.name] = value
+                self._at += 1
+                continue
+            op = self._op(block)
+            op.index = len(block.ops)
+            block.ops.append(op)
+        self._scopes.pop()
+        del pending
+        return blocks
+
+    def _lookup(self, name: str) -> Value:
+        for scope in reversed(self._scopes):
+            if name in scope:
+                return scope[name]
+        raise ValueError(f"use of an undefined value {name}")
+
+    def _use(self, op: Op, name: str) -> None:
+        value = self._lookup(name.strip())
+        value.uses.append((op, len(op.operands)))
+        op.operands.append(value)
+
+    def _define(self, op: Op, names: list[str], types: list[Type]) -> None:
+        if len(types) < len(names):
+            raise ValueError(
+                f"{op.name} at line {op.line + 1}: {len(names)} results, types {types}"
+            )
+        for index, name in enumerate(names):
+            value = Value(name, types[index], op, op.block, index)
+            op.results.append(value)
+            self._scopes[-1][name] = value
+            if name.endswith("#0"):
+                self._scopes[-1][name[:-2]] = value
+
+    def _op(self, block: Block) -> Op:
+        text = self._text()
+        names: list[str] = []
+        if text.startswith("%"):
+            left, text = text.split(" = ", 1)
+            for part in left.split(","):
+                base, _, count = part.strip().partition(":")
+                names += [f"{base}#{k}" for k in range(int(count))] if count else [base]
+        match = re.match(r'"?([\w.]+)"?', text)
+        assert match, text
+        op = Op(match.group(1), self._at, block, frames=self._frames())
+        rest = text[match.end() :]
+        if not text.endswith("{"):
+            op.end = self._at
+            self._at += 1
+            self._finish(op, names, rest)
+            return op
+        reader = getattr(self, "_" + op.name.replace(".", "_"), self._generic)
+        reader(op, names, rest)
+        return op
+
+    def _close(self, op: Op) -> str:
+        """Consume the line that closes `op`; returns its text."""
+        op.end, text = self._at, self._text()
+        op.frames = self._frames() or op.frames
+        self._at += 1
+        return text
+
+    def _scf_for(self, op: Op, names: list[str], rest: str) -> None:
+        match = _FOR.match(rest)
+        if not match:
+            raise ValueError(f"cannot read scf.for: {rest}")
+        induction, low, high, step, carried, types, kind = match.groups()
+        for name in (low, high, step):
+            self._use(op, name)
+        arguments = [Value(induction, parse_type(kind or "i32"))]
+        result_types = parse_types(types) if types else []
+        if carried:
+            for part, result in zip(split_top(carried, ", "), result_types, strict=True):
+                name, initial = part.split(" = ")
+                self._use(op, initial)
+                arguments.append(Value(name.strip(), result, index=len(arguments)))
+        op.head = rest
+        self._at += 1
+        op.regions.append(self._region(op, op.line, arguments))
+        op.head += " " + self._close(op)
+        self._define(op, names, result_types)
+
+    def _scf_if(self, op: Op, names: list[str], rest: str) -> None:
+        match = re.match(r"\s*(\S+)\s*(?:-> \((.*)\))?\s*\{$", rest)
+        assert match, rest
+        self._use(op, match.group(1))
+        op.head = rest
+        self._at += 1
+        op.regions.append(self._region(op, op.line))
+        if self._text().startswith("} else {"):
+            line = self._at
+            self._at += 1
+            op.regions.append(self._region(op, line))
+        self._close(op)
+        self._define(op, names, parse_types(match.group(2)) if match.group(2) else [])
+
+    def _scf_while(self, op: Op, names: list[str], rest: str) -> None:
+        match = _WHILE.match(rest)
+        assert match, rest
+        arguments: list[Value] = []
+        types = parse_types(match.group(2))
+        if match.group(1):
+            for part, kind in zip(split_top(match.group(1), ", "), types, strict=True):
+                name, initial = part.split(" = ")
+                self._use(op, initial)
+                arguments.append(Value(name.strip(), kind, index=len(arguments)))
+        op.head = rest
+        self._at += 1
+        op.regions.append(self._region(op, op.line, arguments))
+        line = self._at
+        self._at += 1  # "} do {"
+        op.regions.append(self._region(op, line))
+        self._close(op)
+        self._define(op, names, parse_types(match.group(3)))
+
+    def _generic(self, op: Op, names: list[str], rest: str) -> None:
+        """`"tt.reduce"(%a) <{...}> ({ ... }) {...} : (types) -> types`"""
+        line = self._at
+        before = rest[: rest.rindex("({")] if rest.endswith("({") else rest[:-1]
+        for name in _VALUE.findall(_QUOTED.sub('""', before)):
+            self._use(op, name)
+        self._at += 1
+        op.regions.append(self._region(op, line))
+        while self._text().startswith("}, {"):
+            line = self._at
+            self._at += 1
+            op.regions.append(self._region(op, line))
+        tail = self._close(op)
+        tail = tail[2:] if tail.startswith("})") else tail[1:]
+        parts = split_top(tail, " : ")
+        op.head = before + (parts[0] if len(parts) > 1 else "")
+        signature = parts[-1].strip() if len(parts) > 1 else ""
+        self._define(op, names, _result_types(op, signature, len(names)))
+
+    def _finish(self, op: Op, names: list[str], rest: str) -> None:
+        parts = split_top(rest, " : ")
+        op.head = " : ".join(parts[:-1]) if len(parts) > 1 else rest
+        signature = parts[-1].strip() if len(parts) > 1 else ""
+        text = _QUOTED.sub('""', op.head)
+        if op.name.startswith("cf."):
+            op.successors = [
+                (label, _VALUE.findall((values or "").split(":")[0]))
+                for label, values in _SUCCESSOR.findall(rest)
+            ]
+            text = text.split("^")[0]
+        for name in _VALUE.findall(text):
+            self._use(op, name)
+        self._define(op, names, _result_types(op, signature, len(names)))
+
+
+def _result_types(op: Op, signature: str, count: int) -> list[Type]:
+    if not count:
+        return []
+    for arrow in (" -> ", " to "):
+        sides = split_top(signature, arrow)
+        if len(sides) == 2:
+            return parse_types(sides[1])
+    types = parse_types(signature)
+    if op.name == "tt.load":
+        pointer = _POINTER.match(types[0].element)
+        assert pointer, signature
+        return [types[0].like(pointer.group(1))]
+    if op.name in ("arith.cmpi", "arith.cmpf"):
+        return [types[0].like("i1")]
+    if op.name in ("tt.addptr", "arith.addui_extended"):
+        return [types[0], *(t.like("i1") for t in types[:1])]
+    if op.name in ("arith.mului_extended", "arith.mulsi_extended"):
+        return [types[0], types[0]]
+    return [types[-1]] * max(count, 1)
+
+
+def _strip_location(line: str) -> tuple[str, str | None]:
+    """(text without any `loc(...)`, text inside the last one)."""
+    if line.startswith("#loc"):
+        return "", None
+    found = None
+    while (start := line.find(" loc(")) >= 0:
+        at, depth, quoted = start + 5, 1, False
+        while depth:
+            char = line[at]
+            if quoted:
+                if char == "\\":
+                    at += 1
+                elif char == '"':
+                    quoted = False
+            elif char == '"':
+                quoted = True
+            else:
+                depth += (char == "(") - (char == ")")
+            at += 1
+        found = line[start + 5 : at - 1]
+        line = line[:start] + line[at:]
+    return line.strip(), found

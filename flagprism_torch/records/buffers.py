@@ -1,0 +1,216 @@
+"""Record buffers: reserve, fold, submit, poll. No call here waits for the device, except `drain`.
+
+Note [Buffer lifetime]
+All buffers of a (device, stream) pair are allocated, written, folded and copied on that stream, so
+stream order is the only synchronisation: scratch is reused by the next launch, and the folded area
+after its copy was queued. Launches of one stream are serialised by a lock, because a twin and its
+fold must not be separated by another thread's twin.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flagprism_torch.records import native
+from flagprism_torch.records.layout import HIST_BUCKETS, RECORD_WORDS
+from flagprism_torch.records.model import Launch, OpTable
+
+FOLDED_WORDS = 1 << 18  # folded area of a stream: 1 MiB, about 10,000 records
+HIST_SHARDS = 32  # histogram counters of one value are spread over this many copies
+HIST_WORDS = HIST_BUCKETS * 2
+
+
+@dataclass
+class _Batch:
+    """Folded records on their way to the host."""
+
+    host: torch.Tensor
+    event: Any
+    launches: list[tuple[Launch, int]]
+
+
+@dataclass
+class _Stream:
+    """Buffers of one (device, stream)."""
+
+    device: torch.device
+    lock: Any = field(default_factory=threading.RLock)
+    scratch: torch.Tensor | None = None
+    partial: torch.Tensor | None = None
+    tickets: torch.Tensor | None = None
+    folded: torch.Tensor | None = None
+    used: int = 0
+    launches: list[tuple[Launch, int]] = field(default_factory=list)
+
+
+def words_of(table: OpTable) -> int:
+    """Words of the folded records and histograms of one launch."""
+    return table.records * RECORD_WORDS + table.histograms * HIST_WORDS
+
+
+class RecordBuffers:
+    """All record buffers of a session.
+
+    Args:
+        consume: called with (launch, int32 host tensor [words_of(table)]) in submission order of
+            its stream, from whichever thread polls.
+    """
+
+    def __init__(self, consume: Callable[[Launch, torch.Tensor], None]) -> None:
+        self._consume = consume
+        self._streams: dict[tuple[str, int, int], _Stream] = {}
+        self._lock = threading.RLock()
+        self._flying: deque[_Batch] = deque()
+
+    def launch(
+        self,
+        note: Launch,
+        device: torch.device,
+        stream: int,
+        slots: int,
+        call: Callable[[torch.Tensor], Any],
+    ) -> Any:
+        """Reserve scratch, run `call(scratch)`, queue the fold, note the launch.
+
+        Args:
+            slots: shared slots, 0 for one per program.
+        """
+        owner = self._stream(device, stream)
+        table = note.table
+        words = words_of(table)
+        with owner.lock:
+            rows = slots or note.programs
+            scratch = self._scratch(owner, table, rows, zero=slots > 0)
+            result = call(scratch)
+            if note.programs == 0:
+                return result
+            if owner.folded is None or owner.used + words > owner.folded.numel():
+                self._submit(owner)
+                if owner.folded is None or words > owner.folded.numel():
+                    owner.folded = native.new_buffer(max(FOLDED_WORDS, words), device)
+            out = owner.folded[owner.used : owner.used + words]
+            self._fold(owner, table, scratch, out, rows)
+            owner.launches.append((note, owner.used))
+            owner.used += words
+        return result
+
+    def submit(self) -> None:
+        """Queue the copy of everything folded so far."""
+        with self._lock:
+            streams = list(self._streams.values())
+        for owner in streams:
+            with owner.lock:
+                self._submit(owner)
+
+    def poll(self) -> None:
+        """Consume the copies that have arrived."""
+        while True:
+            with self._lock:
+                if not self._flying or not self._arrived(self._flying[0], wait=False):
+                    return
+                self._take()
+
+    def oldest_step(self) -> int | None:
+        """The earliest step with records that are not consumed yet, None if there are none."""
+        with self._lock:
+            waiting = [note.step for batch in self._flying for note, _ in batch.launches]
+            for owner in self._streams.values():
+                waiting += [note.step for note, _ in owner.launches]
+        return min(waiting, default=None)
+
+    def drain(self) -> None:
+        """Submit, then wait for and consume every copy."""
+        self.submit()
+        while True:
+            with self._lock:
+                if not self._flying:
+                    return
+                self._arrived(self._flying[0], wait=True)
+                self._take()
+
+    # -- inside
+
+    def _take(self) -> None:
+        batch = self._flying.popleft()
+        for note, start in batch.launches:
+            self._consume(note, batch.host[start : start + words_of(note.table)])
+
+    @staticmethod
+    def _arrived(batch: _Batch, wait: bool) -> bool:
+        if batch.event is None:
+            return True
+        if wait:
+            batch.event.synchronize()
+            return True
+        return bool(batch.event.query())
+
+    def _stream(self, device: torch.device, stream: int) -> _Stream:
+        key = (device.type, device.index or 0, stream)
+        owner = self._streams.get(key)
+        if owner is None:
+            with self._lock:
+                owner = self._streams.setdefault(key, _Stream(device))
+        return owner
+
+    @staticmethod
+    def _scratch(owner: _Stream, table: OpTable, rows: int, zero: bool) -> torch.Tensor:
+        histograms = table.histograms * HIST_SHARDS * HIST_WORDS
+        words = rows * table.records * RECORD_WORDS + histograms
+        if owner.scratch is None or owner.scratch.numel() < words:
+            owner.scratch = None  # free the old one first
+            owner.scratch = native.new_buffer(max(words, 1 << 16), owner.device)
+        elif zero:
+            owner.scratch[:words].zero_()
+        elif histograms:
+            owner.scratch[:histograms].zero_()
+        return owner.scratch
+
+    @staticmethod
+    def _fold(
+        owner: _Stream, table: OpTable, scratch: torch.Tensor, out: torch.Tensor, rows: int
+    ) -> None:
+        records = table.records
+        shards = table.histograms * HIST_SHARDS * HIST_WORDS
+        words = rows * records * RECORD_WORDS
+        if table.histograms:
+            block = scratch[:shards].view(torch.int64)
+            counts = block.view(HIST_SHARDS, table.histograms * HIST_BUCKETS).sum(0)
+            out[records * RECORD_WORDS :].view(torch.int64).copy_(counts)
+        body, target = scratch[shards : shards + words], out[: records * RECORD_WORDS]
+        if owner.device.type == "cpu":
+            native.fold(body, target, rows, records)
+            return
+        from flagprism_torch.records import fold
+
+        chunks = fold.chunks_of(rows)
+        need = records * chunks * RECORD_WORDS
+        if owner.partial is None or owner.partial.numel() < need:
+            owner.partial = native.new_buffer(max(need, 1 << 14), owner.device)
+        if owner.tickets is None or owner.tickets.numel() < records:
+            owner.tickets = native.new_buffer(max(records, 128), owner.device)
+        fold.launch(
+            body.view(torch.int64),
+            owner.partial.view(torch.int64),
+            owner.tickets,
+            target.view(torch.int64),
+            rows,
+            records,
+        )
+
+    def _submit(self, owner: _Stream) -> None:
+        if not owner.launches or owner.folded is None:
+            return
+        host = native.copy_to_host(owner.folded[: owner.used])
+        event = None
+        if owner.device.type != "cpu":
+            event = torch.Event(owner.device)
+            event.record()
+        with self._lock:
+            self._flying.append(_Batch(host, event, owner.launches))
+        owner.launches, owner.used = [], 0

@@ -1,0 +1,89 @@
+"""The fold kernel: per-program records of one launch become one record per op, on the device.
+
+Each program merges a chunk of slots of one op; the last one to arrive (a ticket per op) merges the
+chunks in order, so the result does not depend on scheduling. On the CPU the C++ `fold` does this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from flagprism_torch.records.layout import RECORD_WORDS
+
+CHUNK_SLOTS = 1024
+_WORDS = RECORD_WORDS // 2  # as int64
+
+
+@triton.jit
+def _add(a, b):
+    return a + b
+
+
+@triton.jit
+def _high(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _merge_rows(pointer, first, last, stride, BLOCK: tl.constexpr):
+    """Merge rows first..last of int64 [rows, 12] (`stride` apart) into one [16] vector."""
+    row = tl.arange(0, BLOCK)
+    column = tl.arange(0, 16)
+    counts = tl.zeros([BLOCK, 16], tl.int64)
+    keys = tl.zeros([BLOCK, 16], tl.uint64)
+    sums = tl.zeros([BLOCK, 16], tl.float64)
+    for start in range(first, last, BLOCK):
+        rows = start + row
+        live = (rows < last)[:, None] & (column < 12)[None, :]
+        at = pointer + rows.to(tl.int64)[:, None] * stride + column[None, :]
+        value = tl.load(at, mask=live, other=0)
+        counts += value
+        keys = tl.maximum(keys, value.to(tl.uint64, bitcast=True))
+        sums += value.to(tl.float64, bitcast=True)
+    count = tl.reduce(counts, 0, _add)
+    key = tl.reduce(keys, 0, _high).to(tl.int64, bitcast=True)
+    total = tl.reduce(sums, 0, _add).to(tl.int64, bitcast=True)
+    is_key = (column == 6) | (column == 7) | (column == 10)
+    is_sum = (column == 8) | (column == 9)
+    return tl.where(is_sum, total, tl.where(is_key, key, count))
+
+
+@triton.jit(do_not_specialize=["slots"])
+def fold_kernel(scratch, partial, tickets, out, slots, OPS: tl.constexpr, CHUNK: tl.constexpr,
+                BLOCK: tl.constexpr):  # fmt: skip
+    """scratch int64 [slots, OPS, 12] -> out int64 [OPS, 12]; partial int64 [OPS, chunks, 12];
+    tickets int32 [OPS], zero before and after."""
+    op = tl.program_id(0)
+    chunk = tl.program_id(1)
+    chunks = tl.num_programs(1)
+    column = tl.arange(0, 16)
+    first = chunk * CHUNK
+    merged = _merge_rows(
+        scratch + op * 12, first, tl.minimum(first + CHUNK, slots), OPS * 12, BLOCK
+    )
+    if chunks == 1:
+        tl.store(out + op * 12 + column, merged, mask=column < 12)
+    else:
+        mine = partial + (op.to(tl.int64) * chunks + chunk) * 12
+        tl.store(mine + column, merged, mask=column < 12)
+        tl.debug_barrier()
+        ticket = tl.atomic_add(tickets + op, 1, sem="acq_rel", scope="gpu")
+        if ticket == chunks - 1:
+            tl.debug_barrier()
+            whole = _merge_rows(partial + op.to(tl.int64) * chunks * 12, 0, chunks, 12, BLOCK)
+            tl.store(out + op * 12 + column, whole, mask=column < 12)
+            tl.store(tickets + op, 0)
+
+
+def chunks_of(slots: int) -> int:
+    return max(1, -(-slots // CHUNK_SLOTS))
+
+
+def launch(scratch: Any, partial: Any, tickets: Any, out: Any, slots: int, ops: int) -> None:
+    """Queue the fold on the current stream; tensors are int64 views as in `fold_kernel`."""
+    fold_kernel[(ops, chunks_of(slots))](
+        scratch, partial, tickets, out, slots, OPS=ops, CHUNK=CHUNK_SLOTS, BLOCK=64, num_warps=4
+    )

@@ -1,0 +1,288 @@
+"""`debug(...)` -> Session: one ExitStack over hooks, buffers and exporters."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from flagprism_torch.analysis import join
+from flagprism_torch.analysis.coverage import Coverage
+from flagprism_torch.analysis.verdicts import AnomalyLog
+from flagprism_torch.config import Config
+from flagprism_torch.errors import NestedSessionError, NoKernelWarning
+from flagprism_torch.exporters import report as reports
+from flagprism_torch.exporters.tensorboard import TensorBoardWriter
+from flagprism_torch.hooks import externs, inductor, jit
+from flagprism_torch.hooks.collector import Collector
+from flagprism_torch.hooks.patches import Patches
+from flagprism_torch.provenance.modules import ModuleNames
+from flagprism_torch.records.model import Anomaly
+from flagprism_torch.records.table import SummaryTable
+
+_active_lock = threading.Lock()
+_active: Session | None = None
+
+
+def debug(
+    level: int = 1,
+    *,
+    addr_level: int = 0,
+    model: torch.nn.Module | None = None,
+    logdir: str | os.PathLike[str] | bool | None = None,
+    tensorboard_detail: str = "module",
+    record_capacity: int = 65536,
+    max_values: int = 64,
+) -> Session:
+    """Look inside every Triton kernel that runs in the block.
+
+    ```python
+    with flagprism_torch.debug(level=1, model=model, logdir="runs/hunt") as session:
+        loss = model(batch); loss.backward(); optimizer.step()
+        session.step()
+    print(session.report())
+    ```
+
+    Args:
+        level: 1, statistics of every value that a statement produces.
+        addr_level: 0, no address records.
+        model: names rows by this module's `named_modules()`; without it, by the outermost module.
+        logdir: TensorBoard folder; None picks `runs/flagprism_<time>_<host>_<pid>`, False writes
+            no files.
+        tensorboard_detail: "module" | "kernel" | "statement".
+        record_capacity: programs of one launch with a record of their own.
+        max_values: probed values per kernel; what is left out is in the coverage.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, naming it, its value and what is allowed.
+        NestedSessionError: on entering inside another session, in any thread.
+        OSError: on entering, if `logdir` cannot be written.
+    """
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "flagprism_torch.debug() was entered inside a compiled function; "
+            "put the with block around the call of the compiled function"
+        )
+    config = Config(level, addr_level, logdir, tensorboard_detail, record_capacity, max_values)
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"model={type(model).__name__} object is not supported; allowed: a torch.nn.Module or None"
+        )
+    return Session(config, model)
+
+
+class Session:
+    """A debugging session: a context manager whose results stay readable after the block.
+
+    Reading `table`, `report`, `anomalies`, `hidden` or `coverage` waits for copies in flight.
+    """
+
+    def __init__(self, config: Config, model: torch.nn.Module | None) -> None:
+        self.config = config
+        self.logdir: Path | None = None
+        self._coverage = Coverage()
+        self._collector = Collector(config, ModuleNames(model), self._coverage)
+        self._log = AnomalyLog()
+        self._writer: TensorBoardWriter | None = None
+        self._stack = contextlib.ExitStack()
+        self._entered = self._closed = False
+        self._exported = 0  # steps before this one are in the log and in the files
+        self._lock = threading.RLock()
+
+    # -- the block
+
+    @torch.compiler.disable
+    def __enter__(self) -> Session:
+        global _active
+        if self._entered:
+            raise RuntimeError("a Session can be entered once; call flagprism_torch.debug() again")
+        with _active_lock:
+            if _active is not None:
+                raise NestedSessionError
+            _active = self
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            self._release()
+            raise
+        self._entered = True
+        return self
+
+    def _open(self) -> None:
+        if self.config.logdir is not False:
+            self.logdir = _logdir(self.config.logdir)
+            self._writer = TensorBoardWriter(self.logdir, self.config.tensorboard_detail)
+            self._writer.open()
+        if not torch.accelerator.is_available():
+            from flagprism_torch.backends import cpu
+
+            cpu.register()
+        patches = Patches(self._stack)
+        jit.install(patches, self._collector)
+        inductor.install(patches, self._collector)
+        externs.install(patches, self._collector)
+
+    @torch.compiler.disable
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._stack.close()
+        finally:
+            self._release()
+        self._closed = True
+        try:
+            self._finish_step(last=True)
+        except Exception as failure:
+            if error is None:
+                raise
+            warnings.warn(f"flagprism_torch could not export: {failure}", RuntimeWarning, 2)
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+        if error is None:
+            self._warn_if_blind()
+
+    @staticmethod
+    def _release() -> None:
+        global _active
+        with _active_lock:
+            _active = None
+
+    def step(self) -> None:
+        """Close the current step (0-based). Never waits for the device."""
+        with self._lock:
+            self._collector.buffers.submit()
+            self._collector.step += 1
+            self._collector.buffers.poll()
+            self._export(self._collector.done_before())
+
+    # -- results
+
+    def flush(self) -> None:
+        """Wait for every copy in flight and write finished steps to the files."""
+        with self._lock:
+            self._collector.buffers.drain()
+            self._export(self._collector.step)
+            if self._writer is not None and not self._closed:
+                self._writer.flush()
+
+    def table(self, step: int | None = None) -> SummaryTable:
+        """Rows of one of the last 16 steps, or of all steps merged.
+
+        Raises:
+            TypeError, ValueError: if `step` is not None or one of the kept steps.
+        """
+        self.flush()
+        if step is None:
+            return SummaryTable(join.rows(None, self._collector.ledger.blocks()))
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise TypeError(
+                f"step={step!r} has type {type(step).__name__}; allowed: an int or None"
+            )
+        kept = self._collector.ledger.steps()
+        if step in kept:
+            return SummaryTable(join.rows(step, self._collector.ledger.blocks(step)))
+        if kept and 0 <= step <= self._collector.step and step > kept[0]:
+            return SummaryTable()  # a step without a Triton launch
+        allowed = ", ".join(map(str, kept)) or "none yet"
+        raise ValueError(
+            f"step={step} is not kept; allowed: {allowed} (the last 16), or None for all"
+        )
+
+    def report(self, detail: str = "kernel") -> str:
+        """The text report: anomalies first, then per module, kernel and statement, then coverage."""
+        table = self.table()
+        return reports.text(table, self.anomalies, self._coverage, steps=self.steps, detail=detail)
+
+    def to_json(self, detail: str = "statement") -> dict[str, Any]:
+        """The report as JSON types; schema in docs/report-schema.md."""
+        table = self.table()
+        return reports.to_json(
+            table, self.anomalies, self._coverage, steps=self.steps, detail=detail
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps begun."""
+        return self._collector.step + 1
+
+    @property
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """Findings, NaN first, then inf, then by launch order."""
+        with self._lock:
+            self.flush()
+            log = self._log.copy()
+            current = self._collector.step
+            if current in self._collector.ledger.steps() and self._exported <= current:
+                log.add(current, self._collector.ledger.blocks(current))
+            return log.anomalies()
+
+    @property
+    def hidden(self) -> tuple[Anomaly, ...]:
+        """Non-finite values that never left their kernel. Empty at this level of analysis."""
+        self.flush()
+        return ()
+
+    @property
+    def coverage(self) -> Coverage:
+        """What was seen, instrumented, stepped down, passed through and left out."""
+        self.flush()
+        return self._coverage
+
+    # -- inside
+
+    def _finish_step(self, last: bool) -> None:
+        with self._lock:
+            self._collector.buffers.drain()
+            self._export(self._collector.step + 1 if last else self._collector.step)
+
+    def _export(self, before: int) -> None:
+        """Hand every complete step below `before` to the log and the files, once."""
+        ledger = self._collector.ledger
+        for step in ledger.steps():
+            if self._exported <= step < before:
+                blocks = ledger.blocks(step)
+                self._log.add(step, blocks)
+                if self._writer is not None:
+                    self._writer.write(step, join.rows(step, blocks))
+        self._exported = max(self._exported, before)
+
+    def _warn_if_blind(self) -> None:
+        coverage = self._coverage.to_dict()
+        if coverage["launches"] or coverage["kernels"]:
+            return
+        why = "nothing launched a Triton kernel"
+        if not torch.accelerator.is_available():
+            why += (
+                "; without an accelerator Inductor emits C++ kernels: call "
+                "flagprism_torch.enable_cpu() before torch.compile"
+            )
+        elif "torch._dynamo" not in sys.modules or not _compiled_anything():
+            why += "; the model ran eagerly: torch.compile it, or launch @triton.jit kernels"
+        warnings.warn(f"flagprism_torch saw no Triton kernel: {why}", NoKernelWarning, stacklevel=3)
+
+
+def _compiled_anything() -> bool:
+    counters = torch._dynamo.utils.counters
+    return bool(counters["stats"].get("unique_graphs"))
+
+
+def _logdir(wanted: str | os.PathLike[str] | bool | None) -> Path:
+    if wanted is None or isinstance(wanted, bool):
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return Path("runs") / f"flagprism_{stamp}_{socket.gethostname()}_{os.getpid()}"
+    return Path(wanted)
