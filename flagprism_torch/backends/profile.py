@@ -1,0 +1,68 @@
+"""What a backend can lower. The rewriter asks a profile; it never asks for a backend's name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_MODULES = {"cuda": ".cuda", "hip": ".hip", "cpu": ".cpu.profile"}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Abilities of one Triton backend.
+
+    Attributes:
+        name: `GPUTarget.backend`.
+        multi_operand_reduce: `tl.reduce` may combine several tensors at once.
+        pointer_bitcast: a pointer may be bit-cast to one of another element width.
+        pointer_to_int: a tensor of pointers may be converted to integers.
+        atomic_results: the value that an atomic returns may be used.
+        clock: a program can read a clock.
+        float64: float64 arithmetic exists.
+        warp_size: lanes of a warp where the options do not say; None if a program is one thread.
+    """
+
+    name: str
+    multi_operand_reduce: bool
+    pointer_bitcast: bool
+    pointer_to_int: bool
+    atomic_results: bool
+    clock: bool
+    float64: bool
+    warp_size: int | None
+
+    def threads(self, options: Any) -> int:
+        """Threads of one program: as many partial results a loop accumulator keeps.
+
+        `options`: compile options or kernel metadata with `num_warps` (and `warp_size`), as an
+        object or a mapping.
+        """
+        if self.warp_size is None:
+            return 1
+
+        def read(name: str, default: int) -> int:
+            if isinstance(options, Mapping):
+                return int(options.get(name, default))
+            return int(getattr(options, name, default))
+
+        return read("num_warps", 4) * read("warp_size", self.warp_size)
+
+
+def profile_of(target_backend: str) -> Profile:
+    """The profile of a Triton backend, by `GPUTarget.backend`.
+
+    Raises:
+        ValueError: no profile of that name; the message lists those there are.
+    """
+    if target_backend not in _MODULES:
+        known = ", ".join(repr(name) for name in _MODULES)
+        raise ValueError(
+            f"flagprism_torch cannot instrument kernels of the Triton backend {target_backend!r}; "
+            f"known: {known}"
+        )
+    profile = importlib.import_module(_MODULES[target_backend], __package__).PROFILE
+    assert isinstance(profile, Profile)
+    return profile
