@@ -51,7 +51,7 @@ class CPUOptions:
         return hashlib.sha256(repr(sorted(self.__dict__.items())).encode()).hexdigest()
 
 
-class CPUBackend(BaseBackend):  # type: ignore[misc]
+class CPUBackend(BaseBackend):
     """Registered as `triton.backends.backends["cpu"].compiler`."""
 
     binary_ext = "ttirbin"

@@ -10,6 +10,7 @@ import numpy as np
 from .frame import Frame, LaunchAborted, full_rows, merge
 from .lowering import Body, Lowering, Step, rule
 from .parse import Op, Region
+from .pointers import callee
 from .types import Array, Type, register_dtype, unsigned
 
 _SPINS = 8  # iterations of a waiting loop before the thread lets others run
@@ -163,9 +164,8 @@ def _while(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.call")
 def _call(op: Op, lowering: Lowering) -> Step:
-    name = op.head.split("@", 1)[1].split("(")[0].strip().strip('"')
     args, outs = op.operands, op.results
-    body = lowering.function(name)
+    body = lowering.function(callee(op))
 
     def step(frame: Frame) -> None:
         results = body.run(frame.empty(), [frame[arg] for arg in args])

@@ -1,8 +1,8 @@
 """The Triton driver `cpu` and its launcher.
 
-Interface relied on: triton/backends/driver.py, class DriverBase, and how triton/compiler/compiler.py
-(CompiledKernel) and torch/_inductor/runtime/triton_heuristics.py (TritonCompileResult.make_launcher)
-call `launcher_cls` and `utils`.
+Interface relied on: triton/backends/driver.py, class DriverBase, and how CompiledKernel
+(triton/compiler/compiler.py) and TritonCompileResult.make_launcher
+(torch/_inductor/runtime/triton_heuristics.py) call `launcher_cls` and `utils`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _flat(kind: Any, arg: Any) -> Iterator[Any]:
 
 def _descriptor(descriptor: Any) -> Iterator[Any]:
     """What the pass rewrite-tensor-descriptor-to-pointer makes of a descriptor: base, shape,
-    strides, flags; then the frontend's own shape and strides (ast_to_ttir flattens the argument)."""
+    strides, flags; then the frontend's own shape and strides (the argument is flattened)."""
     shape = [int(n) for n in descriptor.shape]
     strides = [int(n) for n in descriptor.strides]
     yield descriptor.base
@@ -137,7 +137,7 @@ def _has_rounding_flag() -> bool:
     return any(f.name == "round_f32_to_tf32" for f in fields(TensorDescriptor))
 
 
-class CPUDriver(DriverBase):  # type: ignore[misc]
+class CPUDriver(DriverBase):
     """Registered as `triton.backends.backends["cpu"].driver`."""
 
     launcher_cls = CPULauncher

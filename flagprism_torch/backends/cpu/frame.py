@@ -1,8 +1,8 @@
 """What a running kernel knows: the values of a batch of programs, and the launch they belong to.
 
-Every value is an array whose axis 0 is the program; length 1 there means "the same in all programs".
-The other axes are the tensor's, and a length 1 there may stand for a broadcast that has not been
-carried out.
+Every value is an array whose axis 0 is the program; length 1 there means "the same in all of
+them". The other axes are the tensor's, and a length 1 there may stand for a broadcast that has not
+been carried out.
 """
 
 from __future__ import annotations

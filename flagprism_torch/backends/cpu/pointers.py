@@ -20,6 +20,11 @@ _SAME = frozenset(
 )
 
 
+def callee(call: Op) -> str:
+    """The function name of a tt.call."""
+    return call.head.split("@", 1)[1].split("(")[0].strip().strip('"')
+
+
 class Origins:
     """Answers `of(name)` and `aligned(name)` for the SSA values of a module."""
 
@@ -35,9 +40,7 @@ class Origins:
                     self._makers[name] = op
                 self._block_arguments(op)
                 if op.name == "tt.call":
-                    calls.setdefault(op.head.split("@", 1)[1].split("(")[0].strip('"'), []).append(
-                        op
-                    )
+                    calls.setdefault(callee(op), []).append(op)
             self._branches(function.body)
         for name, label in zip(entry.body.args, entry.arg_names, strict=True):
             self._labels[name] = label
@@ -88,6 +91,11 @@ class Origins:
         seen: set[str] = set()
         return None not in self.of(name) and self._follow(name, set(), seen)
 
+    def _follow_all(self, names: list[str], found: set[str | None], seen: set[str]) -> bool:
+        """Follows every name, also after one that changed its type."""
+        kept = [self._follow(name, found, seen) for name in names]
+        return all(kept)
+
     def _follow(self, name: str, found: set[str | None], seen: set[str]) -> bool:
         if name in seen:
             return True
@@ -96,7 +104,7 @@ class Origins:
             found.add(self._labels[name])
             return True
         if name in self._sources:
-            return all([self._follow(source, found, seen) for source in self._sources[name]])
+            return self._follow_all(self._sources[name], found, seen)
         op = self._makers.get(name)
         if op is None:
             found.add(None)
@@ -107,10 +115,10 @@ class Origins:
             self._follow(op.operands[0], found, seen)
             return False
         if op.name == "arith.select":
-            return all([self._follow(source, found, seen) for source in op.operands[1:]])
+            return self._follow_all(op.operands[1:], found, seen)
         if op.name in _SAME:
             sources = op.operands[:1] if op.name == "tt.gather" else op.operands
-            return all([self._follow(source, found, seen) for source in sources])
+            return self._follow_all(sources, found, seen)
         if op.name in ("scf.if", "scf.for", "scf.while"):
             k = op.results.index(name)
             ends = [region.blocks[0].ops[-1].operands for region in op.regions]
@@ -119,6 +127,6 @@ class Origins:
                 "scf.for": lambda: [ends[0][k], op.operands[3 + k]],
                 "scf.while": lambda: [ends[0][1 + k]],
             }[op.name]()
-            return all([self._follow(source, found, seen) for source in sources])
+            return self._follow_all(sources, found, seen)
         found.add(None)
         return False

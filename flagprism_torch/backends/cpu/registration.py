@@ -68,9 +68,9 @@ def _forget_triton_answers() -> None:
 def enable_cpu() -> bool:
     """Make torch.compile generate Triton kernels for CPU tensors and execute them with NumPy.
 
-    Call it before torch.compile runs. Registers the backend and sets
-    `torch._inductor.config.cpu_backend = "triton"` and `compile_threads = 1` (a warm pool of compile
-    workers does not know the backend). Calling it twice is the same as once; `disable_cpu` undoes it.
+    Call it before torch.compile runs. Registers the backend and sets Inductor's settings
+    `cpu_backend = "triton"` and `compile_threads = 1` (a warm pool of compile workers does not know
+    the backend). Calling it twice is the same as once; `disable_cpu` undoes it.
 
     Returns False, and changes nothing, where torch sees a CUDA, ROCm or XPU device.
     """
@@ -87,8 +87,8 @@ def enable_cpu() -> bool:
 
 
 def disable_cpu() -> None:
-    """Undo `enable_cpu`: restores Inductor's settings and unregisters the backend. Functions that are
-    compiled already keep working."""
+    """Undo `enable_cpu`: restores Inductor's settings and unregisters the backend. Functions that
+    are compiled already keep working."""
     with _LOCK:
         if _SAVED_CONFIG:
             import torch._inductor.config as config

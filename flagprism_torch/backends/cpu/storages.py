@@ -1,4 +1,4 @@
-"""The memory a launch may touch: storages of its tensor arguments, and the test of an address range.
+"""The memory a launch may touch: storages of its tensor arguments, and the test of addresses.
 
 An access inside some argument's storage runs, also outside the tensor itself, as on a GPU. An
 address derived from a tensor argument that lies outside every storage is an error. Addresses from
@@ -20,7 +20,7 @@ from .types import Array
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes [start, end) behind the tensor argument `name`; `address` is the tensor's first byte."""
+    """Bytes [start, end) behind the tensor argument `name`, whose first byte is `address`."""
 
     name: str
     start: int
@@ -112,8 +112,8 @@ class Storages:
             where = f"{address + itemsize - nearest.end} bytes beyond the end"
         return (
             f"{where} of the storage of argument {nearest.name} "
-            f"({nearest.end - nearest.start} bytes; offset {address - nearest.address} bytes from the "
-            "argument), and outside every other tensor argument"
+            f"({nearest.end - nearest.start} bytes; offset {address - nearest.address} bytes from "
+            "the argument), and outside every other tensor argument"
         )
 
 
