@@ -36,6 +36,9 @@ setup(
                     "-DTORCH_TARGET_VERSION=0x020a000000000000",
                 ]
             },
+            # A g++ that links its C++ runtime statically must not share half of it with the runtime
+            # that torch brought: seen as a crash while the text of an error was formatted.
+            extra_link_args=["-Wl,--exclude-libs,ALL"],
         )
     ],
     # without ninja: one tool less to install, and the build takes seconds

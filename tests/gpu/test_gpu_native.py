@@ -47,3 +47,9 @@ def test_folding_wants_host_memory(device: str):
     buffer = native.new_buffer(24, device)
     with pytest.raises(ValueError, match=r"scratch is on .* \(see copy_to_host\)"):
         native.fold(buffer, native.new_buffer(24, "cpu"), 1, 1)
+
+
+def test_running_out_of_memory_is_an_error_and_no_crash(device: str):
+    with pytest.raises(RuntimeError):
+        native.new_buffer(1 << 45, device)
+    assert not native.new_buffer(16, device).any()
