@@ -85,6 +85,8 @@ def device() -> str:
 # modules that are loaded are looked at.
 WATCHED = [
     ("triton.runtime.jit", "JITFunction.run"),
+    ("triton.runtime.interpreter", "InterpretedFunction.run"),
+    ("triton.compiler.compiler", "CompiledKernel.__getitem__"),
     ("triton.runtime.autotuner", "Autotuner.run"),
     ("triton.runtime.autotuner", "Autotuner._bench"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner.run"),
@@ -105,6 +107,9 @@ def _foreign_state() -> dict[str, object]:
         # a raw class entry, because an attribute that was only inherited must not stay behind
         found = vars(owner).get(name) if parents else getattr(owner, name)
         state[f"{module}.{path}"] = found
+    backends = sys.modules.get("triton.backends")
+    if backends is not None:
+        state["triton.backends.backends"] = tuple(backends.backends)
     return state
 
 
@@ -118,5 +123,5 @@ def clean_state() -> Iterator[None]:
     before = _foreign_state()
     yield
     after = _foreign_state()
-    changed = [name for name, value in before.items() if after.get(name) is not value]
+    changed = [name for name, value in before.items() if after[name] != value]
     assert not changed, f"left changed by this test: {', '.join(changed)}"
