@@ -60,7 +60,7 @@ class Kernel:
         """Run all programs of `grid`.
 
         `args`: one per parameter of the TTIR function, in order: tensors (anything with
-        `data_ptr`), numbers, or None for a null pointer.
+        `data_ptr`; without a storage it counts as an integer), numbers, or None for a null pointer.
 
         Raises InvalidPointerError, RuntimeError (a failed device assertion).
         """
@@ -73,8 +73,9 @@ class Kernel:
         values = []
         for label, kind, arg in zip(self.labels, self.types, args, strict=True):
             if hasattr(arg, "data_ptr"):
-                storages.append(_storage(label, arg))
-                arg = storages[-1].address
+                storage = _storage(label, arg)
+                storages += [] if storage is None else [storage]
+                arg = int(arg.data_ptr())
             values.append(number(0 if arg is None else arg, kind.elem))
         launch = Launch(self.name, grid, Storages(storages))
         programs = math.prod(grid)
@@ -129,11 +130,11 @@ def kernel_of(text: str) -> Kernel:
     return Kernel(text)
 
 
-def _storage(label: str, tensor: Any) -> Storage:
-    address = int(tensor.data_ptr())
-    if hasattr(tensor, "untyped_storage"):
-        storage = tensor.untyped_storage()
-        start = int(storage.data_ptr())
-        return Storage(label, start, start + int(storage.nbytes()), address)
-    size = int(tensor.numel()) * int(tensor.element_size()) if hasattr(tensor, "numel") else 0
-    return Storage(label, address, address + size, address)
+def _storage(label: str, tensor: Any) -> Storage | None:
+    """The memory behind a tensor argument; None if it is only an address to us."""
+    tensor = getattr(tensor, "base", tensor)  # triton.reinterpret wraps a tensor
+    if not hasattr(tensor, "untyped_storage"):
+        return None
+    storage = tensor.untyped_storage()
+    start = int(storage.data_ptr())
+    return Storage(label, start, start + int(storage.nbytes()), int(tensor.data_ptr()))

@@ -14,6 +14,7 @@ from .types import Type
 
 _VALUE = re.compile(r"%[A-Za-z0-9_$.\-]+(?:#\d+)?")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+SYMBOL = re.compile(r'@(?:"([^"]+)"|([\w$.]+))')  # quoted where the name has other characters
 _TAIL_LOC = re.compile(r" loc\((#loc\d*)\)$")
 _LOC_ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(.*)>$")
@@ -261,7 +262,7 @@ class _Parser:
 
     def function(self) -> Function:
         line = self.lines[self.i]
-        found = re.match(r'tt\.func (\w+ )?@(?:"([^"]+)"|([\w$.]+))', line)
+        found = SYMBOL.search(line)
         if found is None or not line.endswith("{"):
             raise ValueError(f"cannot read the TTIR function {line!r}")
         names, types, labels = [], [], []
@@ -275,8 +276,8 @@ class _Parser:
         self.i += 1
         body = self.region(names, types)
         self.i += 1
-        public = (found.group(1) or "public ").strip() == "public"
-        return Function(found.group(2) or found.group(3), public, body, labels)
+        public = "private" not in line[: found.start()]
+        return Function(found.group(1) or found.group(2), public, body, labels)
 
     @staticmethod
     def parenthesised(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .parse import Module, Op, Region
+from .parse import SYMBOL, Module, Op, Region
 
 _SAME = frozenset(
     {
@@ -22,7 +22,9 @@ _SAME = frozenset(
 
 def callee(call: Op) -> str:
     """The function name of a tt.call."""
-    return call.head.split("@", 1)[1].split("(")[0].strip().strip('"')
+    found = SYMBOL.search(call.head)
+    assert found is not None
+    return found.group(1) or found.group(2)
 
 
 class Origins:
