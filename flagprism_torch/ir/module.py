@@ -22,6 +22,8 @@ _FOR = re.compile(
     r"(?:iter_args\((.*?)\) -> \((.*)\))?\s*(?:: (\w+))?\s*\{$"
 )
 _WHILE = re.compile(r"\s*(?:\((.*?)\))?\s*: \((.*?)\) -> (.*) \{$")
+# printed as `desc[indices], source`, but their operands are (desc, source, indices)
+_SOURCE_LAST = ("tt.descriptor_store", "tt.descriptor_reduce", "tt.experimental_descriptor_store")
 _SUCCESSOR = re.compile(r"\^(\w+)(?:\(([^)]*)\))?")
 
 
@@ -106,7 +108,7 @@ def parse_types(text: str) -> list[Type]:
     return [parse_type(part) for part in split_top(text, ", ") if part.strip()]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # values and operations refer to each other
 class Value:
     """An SSA value. `name` as written at its uses; `op` is None for block arguments."""
 
@@ -118,9 +120,9 @@ class Value:
     uses: list[tuple[Op, int]] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Op:
-    """An operation. `line` is its first text line, `end` its last (equal without regions); `head` is
+    """An operation; operands in MLIR's order. `line` is its first text line, `end` its last (equal without regions); `head` is
     the text after the name, before the types; `attributes` include those after the regions."""
 
     name: str
@@ -145,7 +147,7 @@ class Op:
         return match.group(1) if match else None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Block:
     """A basic block; `line` is the line after which its first operation stands."""
 
@@ -156,7 +158,7 @@ class Block:
     ops: list[Op] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Function:
     name: str
     public: bool
@@ -415,7 +417,10 @@ class Module:
                 for label, values in _SUCCESSOR.findall(rest)
             ]
             text = text.split("^")[0]
-        for name in _VALUE.findall(text):
+        used = _VALUE.findall(text)
+        if op.name in _SOURCE_LAST:
+            used.insert(1, used.pop())
+        for name in used:
             self._use(op, name)
         self._define(op, names, _result_types(op, signature, len(names)))
 
@@ -428,6 +433,10 @@ def _result_types(op: Op, signature: str, count: int) -> list[Type]:
         if len(sides) == 2:
             return parse_types(sides[1])
     types = parse_types(signature)
+    if not types:
+        raise ValueError(f"cannot read the result type of {op.name} at line {op.line + 1}: {op.head}")
+    if op.name == "tt.make_tensor_descriptor":  # the prefix is left out in print
+        return [parse_type("!tt.tensordesc" + types[-1].text)]
     if op.name == "tt.load":
         pointer = _POINTER.match(types[0].element)
         assert pointer, signature
