@@ -22,7 +22,8 @@ def _choice(name: str, value: Any, kind: type, allowed: tuple[Any, ...]) -> None
 def _count(name: str, value: Any, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(
-            f"{name}={value!r} has type {type(value).__name__}; allowed: an int from {low} to {high}"
+            f"{name}={value!r} has type {type(value).__name__}; "
+            f"allowed: an int from {low} to {high}"
         )
     if not low <= value <= high:
         raise ValueError(f"{name}={value!r} is out of range; allowed: {low} to {high}")
@@ -35,7 +36,8 @@ class Config:
     Attributes:
         level: 1 records a summary of every value that a statement produces.
         addr_level: 0, no address records.
-        logdir: TensorBoard folder; None picks `runs/flagprism_<time>_<host>_<pid>`, False writes none.
+        logdir: TensorBoard folder; None picks `runs/flagprism_<time>_<host>_<pid>`, False writes
+            none.
         tensorboard_detail: "module" | "kernel" | "statement": how fine the TensorBoard tags are.
         record_capacity: programs of one launch that get a record of their own; programs beyond
             share slots.

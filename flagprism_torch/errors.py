@@ -12,8 +12,9 @@ class NestedSessionError(FlagPrismError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "flagprism_torch.debug() is already active in this process (launch hooks are process-wide, "
-            "because backward kernels run in autograd's threads); leave it before entering another"
+            "flagprism_torch.debug() is already active in this process (launch hooks are "
+            "process-wide, because backward kernels run in autograd's threads); leave it before "
+            "entering another"
         )
 
 

@@ -1,4 +1,4 @@
-"""Plain data that travels from collection to presentation. No behaviour beyond small derivations."""
+"""Plain data that travels from collection to presentation; no behaviour beyond derivations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ NO_MODULE = "<none>"
 class OpEntry:
     """One probed value of a kernel; its index in `OpTable.ops` is its op id.
 
-    `dtype` is Triton's name (fp32, bf16, fp16, fp64, fp8e4nv, fp8e5, int1, int8 ... int64, uint8 ...).
+    `dtype` is Triton's name (fp32, bf16, fp16, fp64, fp8e4nv, fp8e5, int1, int8, uint8, ...).
     `shape` is the tile shape, () for a scalar. `mask` says which lanes the statistics are over:
     "valid" (a mask was known), "all" (every lane is valid) or "unknown" (all lanes counted).
-    `role`: load | store | atomic | value. `pointer`: the kernel argument a load or store goes through.
+    `role`: load | store | atomic | value. `pointer`: the kernel argument a load or store goes
+    through.
     """
 
     op_id: int
@@ -127,11 +128,11 @@ class Launch:
 class Block:
     """Merged records of one call site and op table over one step (or over all steps).
 
-    `records`: structured array [ops] of `layout.RECORD_DTYPE`; its `first` field is not used, because
+    `records`: structured array [ops] of `layout.RECORD_DTYPE`; its `first` is not used, because
     places of different launches do not compare. `firsts`: op id -> (launch number, (x, y, z),
     iteration or None, lane), of the earliest launch with a non-finite live lane; lane as in `Row`.
-    `histograms`: int64 [histogram blocks, 64]. `launches`: merged launches. `first_launch`: number of
-    the first of them.
+    `histograms`: int64 [histogram blocks, 64]. `launches`: merged launches. `first_launch`: number
+    of the first of them.
     """
 
     site: CallSite
@@ -241,8 +242,8 @@ class Anomaly:
         model = f"{_short(self.model_file)}:{self.model_line}" if self.model_file else "-"
         place = f"{self.kernel} | {self.statement}"
         return (
-            f"{self.verdict.upper()} {self.kind} | {self.module} | {self.aten or '-'} | {model} | {place} | "
-            f"{bad} of {self.counts['live']} lanes{where}"
+            f"{self.verdict.upper()} {self.kind} | {self.module} | {self.aten or '-'} | {model} | "
+            f"{place} | {bad} of {self.counts['live']} lanes{where}"
         )
 
 
