@@ -26,7 +26,8 @@ from flagprism_torch.provenance import callsites, markers, modules
 
 KERNELS: dict[str, str] = {}
 LAUNCHES: list[tuple[str, str, int]] = []
-HERE = __file__
+LOCATED: list[tuple[str, str, str, str]] = []  # kernel, call site key, module, phase
+NAMES: list[modules.ModuleNames] = []  # if any, launches are located while they happen
 
 
 class StubKernel:
@@ -37,6 +38,9 @@ class StubKernel:
     def run(self, *args: object, **kwargs: object) -> None:
         file, line = callsites.launching_frame(sys._getframe(1))
         LAUNCHES.append((self.name, file, line))
+        if NAMES:
+            key, origin = callsites.locate(sys._getframe(1), self.name, NAMES[-1])
+            LOCATED.append((self.name, key, origin.module, origin.phase))
 
 
 def _stub_triton(self, kernel_name, source_code, device_str="cpu"):
@@ -191,6 +195,53 @@ def submodule() -> dict:
     return {"root": known, "no root": sites(None)}
 
 
+def regional() -> dict:
+    """Layers compiled one by one: Dynamo runs one wrapper for all of them."""
+    out = {}
+    for title, given in (("given", True), ("discovered", False)):
+        torch._dynamo.reset()
+        net = torch.nn.Sequential(Sub(), Sub(), torch.nn.Sequential(Sub()))
+        for sub in (net[0], net[1], net[2][0]):
+            sub.compile()
+        NAMES.append(modules.ModuleNames(net if given else None))
+        try:
+            net(torch.randn(64, 16)).sum().backward()
+        finally:
+            NAMES.clear()
+        out[title] = list(LOCATED)
+        LOCATED.clear()
+        LAUNCHES.clear()
+    return out
+
+
+def library_root() -> list[dict]:
+    """A root whose forward is torch's own: Dynamo compiles it through a closure."""
+    net = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.GELU())
+    torch.compile(net)(torch.randn(64, 16)).sum().backward()
+    return sites(None)
+
+
+def accumulation() -> list[dict]:
+    """A value with two users in one module: its gradient is a sum that no model line made."""
+
+    class Fork(torch.nn.Module):
+        def forward(self, x):
+            y = x.exp()
+            return y.sin() * y.cos()
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fork = Fork()
+
+        def forward(self, x):
+            return self.fork(x)
+
+    net = Net()
+    torch.compile(net)(torch.randn(64, 16, requires_grad=True)).sum().backward()
+    return sites(net)
+
+
 def shared() -> list[dict]:
     net = Twice()
     torch.compile(net)(torch.randn(64, 16, requires_grad=True)).sum().backward()
@@ -251,7 +302,8 @@ def uninstalled() -> dict:
     provenance.uninstall()
     restored = all(dict(vars(o)) == b for o, b in zip(owners, before, strict=True))
     net = Sub()
-    torch.compile(net)(torch.randn(64, 16)).sum().backward()
+    # A shape of its own: another scenario's cache entry has markers.
+    torch.compile(net)(torch.randn(48, 16)).sum().backward()
     return {
         "installed": installed,
         "during": during,
@@ -262,7 +314,7 @@ def uninstalled() -> dict:
     }
 
 
-def broken() -> dict:
+def broken() -> list[dict]:
     """A recorder whose every description fails."""
     from flagprism_torch.provenance import nodes
 
@@ -273,10 +325,10 @@ def broken() -> dict:
 
     nodes.describe = fail
     try:
-        torch.compile(Sub())(torch.randn(64, 16))
+        torch.compile(Sub())(torch.randn(56, 16))  # not in the cache
     finally:
         nodes.describe = real
-    return {"sites": sites(None), "failures": dict(provenance_patches.failures())}
+    return sites(None)
 
 
 SCENARIOS = (
@@ -288,8 +340,11 @@ SCENARIOS = (
     multi_kernel,
     foreach,
     user_kernel,
-    uninstalled,
+    regional,
+    library_root,
+    accumulation,
     broken,
+    uninstalled,
 )
 
 if __name__ == "__main__":
@@ -299,10 +354,11 @@ if __name__ == "__main__":
         torch._dynamo.reset()
         torch.manual_seed(0)
         counters.clear()
+        KERNELS.clear()
         results[name] = chosen[name]()
         results.setdefault("hits", {})[name] = counters["inductor"]["fxgraph_cache_hit"]
-    results["kernels"] = KERNELS
-    results["failures"] = dict(provenance_patches.failures())
+        results.setdefault("failures", {})[name] = dict(provenance_patches.failures())
+        results.setdefault("kernels", {})[name] = dict(KERNELS)
     results["missing"] = provenance_patches.missing()
     results["reason"] = provenance_patches.reason()
     results["token"] = markers.PROCESS_TOKEN

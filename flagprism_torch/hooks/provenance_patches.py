@@ -26,6 +26,7 @@ SWITCH = "FLAGPRISM_PROVENANCE"
 
 # The modules that provenance.statements wraps something in.
 _TARGETS = (
+    "torch._inductor.codecache",
     "torch._inductor.ir",
     "torch._inductor.loop_body",
     "torch._inductor.codegen.common",

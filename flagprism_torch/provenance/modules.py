@@ -65,6 +65,7 @@ class _Stack:
     modules: list[torch.nn.Module] = field(default_factory=list)
     optimizer: bool = False
     in_node: bool = False  # inside a differentiable op
+    recomputing: bool = False  # forward code (if any) that runs during a backward
     file: str | None = None
     line: int | None = None
 
@@ -136,6 +137,7 @@ class ModuleNames:
                 self._root_of(found.modules)
 
     def _ordered(self) -> list[_Root]:
+        """The given root, then discovered ones, newest first."""
         roots = list(reversed(self._roots.values()))
         return sorted(roots, key=lambda root: root is not self._roots.get(self._given or 0))
 
@@ -166,6 +168,10 @@ class ModuleNames:
             running = self._innermost(given, found)
             if running is not None:
                 return running
+        if found.recomputing:  # the stack does not reach up to the root
+            for root in self._ordered():
+                if root.name(found.modules[-1]) is not None:
+                    return self._innermost(root, found)
         return self._innermost(self._root_of(found.modules), found)
 
     def _innermost(self, root: _Root, found: _Stack) -> Running | None:
@@ -263,8 +269,8 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _walk(frame: FrameType | None) -> _Stack:
-    found = _Stack()
     backward = torch._C._current_autograd_node() is not None
+    found = _Stack(recomputing=backward)
     while frame is not None:
         code = frame.f_code
         file, name = code.co_filename, code.co_name

@@ -156,7 +156,10 @@ def _accumulation(meta: dict[str, Any]) -> bool:
 
 
 def _synthetic(meta: dict[str, Any]) -> bool:
-    """Whether no line of the model made this node."""
+    """Whether no line of the model made this node. (A model made of torch's own modules only has
+    module stacks without traces.)"""
+    if meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack"):
+        return False
     return not meta.get("stack_trace") or _accumulation(meta)
 
 
@@ -176,7 +179,7 @@ def _inherited(
             places |= lines
         else:
             stack = _stack(source.meta, root)
-            file, line, _ = _model_line(source.meta["stack_trace"])
+            file, line, _ = _model_line(source.meta.get("stack_trace") or "")
             if file is not None and line is not None:
                 places.add((file, line))
         if stack:
@@ -205,6 +208,8 @@ def _stack(meta: dict[str, Any], root: Root) -> list[ModuleRef]:
         cut, root_cls = base[0], root.bases[base[0]]
     elif root.ref is not None:
         cut, root_cls = "", root.ref.cls
+    elif base and base[0] == "L['self']":
+        cut, root_cls = base[0], "Module"  # nothing is known of this compilation's root
     else:
         # The module hangs off something that is no module (a trainer): names start there.
         cut, root_cls = outer, _class(outer_cls)

@@ -129,7 +129,7 @@ class Recorder:
         return found
 
     def _launch_points(self) -> list[Point]:
-        from torch._inductor import ir
+        from torch._inductor import codecache, ir
         from torch._inductor.codegen.triton import TritonScheduling
         from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
@@ -140,6 +140,8 @@ class Recorder:
             Point(TritonScheduling, "define_kernel", self._define_kernel, "launch"),
             Point(PythonWrapperCodegen, "generate_kernel_call", self._kernel_call, "launch"),
         ]
+        if hasattr(codecache, "FxGraphHashDetails"):
+            points.append(Point(codecache.FxGraphHashDetails, "__init__", self._key, "launch"))
         if hasattr(getattr(ir, "UserDefinedTritonKernel", None), "codegen"):
             points.append(
                 Point(ir.UserDefinedTritonKernel, "codegen", self._user_codegen, "launch")
@@ -176,6 +178,21 @@ class Recorder:
             _need(owner, name)
         return [Point(owner, name, wrap, "statement") for owner, name, wrap in points]
 
+    def _key(self, original: Any) -> Any:
+        """Notes the root when a graph is looked up in the cache. The forward graph may come from
+        there, and when the backward graph compiles there is no translator left to ask. The key
+        itself is not touched."""
+
+        @functools.wraps(original)
+        def __init__(details: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                nodes.current_root()
+            except Exception as error:
+                self._failed("root", error)
+            original(details, *args, **kwargs)
+
+        return __init__
+
     # ---- 1. inner_fn -> FX node ----
 
     def _post_init(self, original: Any) -> Any:
@@ -185,8 +202,7 @@ class Recorder:
         def __post_init__(node: Any) -> None:
             original(node)
             try:
-                # The backward graph can have no translator to ask any more: note the root early.
-                nodes.current_root()
+                nodes.current_root()  # noted early, see _key
                 if isinstance(node, ir.Loops):
                     self._own(node)
             except Exception as error:  # provenance must never break a compilation
