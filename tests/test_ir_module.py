@@ -15,7 +15,13 @@ from ttir_text import CUDA, named, ops, ttir
 from flagprism_torch.instrument.codegen import parse_module
 from flagprism_torch.ir.module import Block, Module, Op, parse_type, parse_types, split_top
 
-POINTERS = {"x_ptr": "*fp32", "y_ptr": "*fp32", "o_ptr": "*fp32", "a_ptr": "*fp16", "b_ptr": "*fp16"}
+POINTERS = {
+    "x_ptr": "*fp32",
+    "y_ptr": "*fp32",
+    "o_ptr": "*fp32",
+    "a_ptr": "*fp16",
+    "b_ptr": "*fp16",
+}
 TYPES = {**POINTERS, "n": "i32", "m": "i32", "k": "i32", "scale": "fp32"}
 SIZES = {
     "masked": {"BLOCK": 64},
@@ -124,7 +130,9 @@ def test_loops() -> None:
     assert [a.type.text for a in body.arguments] == ["i32", "tensor<16xf32>", "tensor<16xf32>"]
     assert body.ops[-1].name == "scf.yield" and len(body.ops[-1].operands) == 2
     assert first.operands[1] is module.entry.arguments[2]  # the upper bound is n
-    assert outer.operands[3] is first.results[0]  # the second loop starts from the first one's total
+    assert (
+        outer.operands[3] is first.results[0]
+    )  # the second loop starts from the first one's total
     assert inner.block is outer.regions[0][0] and inner.block.parent is outer
     assert inner.operands[3] is outer.regions[0][0].arguments[1]
     (stored,) = ops(module, "tt.store")
@@ -235,7 +243,8 @@ def test_quoted_names() -> None:
     """MLIR quotes symbols with unusual characters, such as lambdas; quotes may hold anything."""
     module = Module(
         'module {\n  tt.func public @"k<lambda>(x"(%a: f32 {note = "a) {"}) attributes {} {\n'
-        '    %b = tt.call @"f<(, {>"(%a) : (f32) -> f32 loc("x)(\\"y")\n    tt.return loc(unknown)\n'
+        '    %b = tt.call @"f<(, {>"(%a) : (f32) -> f32 loc("x)(\\"y")\n'
+        "    tt.return loc(unknown)\n"
         "  }\n}\n"
     )
     assert module.entry.name == '"k<lambda>(x"'
@@ -244,8 +253,6 @@ def test_quoted_names() -> None:
 
 
 def test_undefined_values_are_refused() -> None:
-    text = (
-        "module {\n  tt.func public @k() attributes {} {\n    %b = arith.negf %a : f32\n  }\n}\n"
-    )
+    text = "module {\n  tt.func public @k() attributes {} {\n    %b = arith.negf %a : f32\n  }\n}\n"
     with pytest.raises(ValueError, match="undefined value %a"):
         Module(text)

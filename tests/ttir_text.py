@@ -55,10 +55,11 @@ def ops(module: Module, name: str) -> list[Op]:
 
 
 def named(module: Module, variable: str) -> list[Value]:
-    """Results of the operations whose statement assigns `variable`."""
+    """Results of the operations whose statement assigns `variable`; no combine regions."""
     return [
         value
         for op in module.entry.walk()
         if op.frames and op.frames[0].name == variable
+        if op.block.parent is None or not op.block.parent.name.startswith("tt.")
         for value in op.results
     ]

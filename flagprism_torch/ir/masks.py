@@ -160,6 +160,8 @@ class ValidLanes:
                 own = ALL
             pointer = self.of(operands[0])
             return both(own, pointer)
+        if name == "tt.atomic_cas":  # has no mask, and its result is what memory held
+            return self.of(operands[0])
         if not value.type.is_tensor and name != "tt.reduce":
             return ALL
         masks = [self.of(v) for v in operands]
