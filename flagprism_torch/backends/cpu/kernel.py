@@ -18,7 +18,9 @@ from .parse import Op, Region, parse_module
 from .storages import Storage, Storages
 from .types import Array, number
 
-CHUNK_LANES = 1 << 17  # lanes of the widest tensor that one batch of programs holds
+# Lanes of the widest tensor that one batch of programs holds. Arrays of half a megabyte measured
+# best: larger ones cost page faults, smaller ones interpreter overhead.
+CHUNK_LANES = 1 << 16
 RESIDENT = 1024  # programs that can wait for each other, as on a device that holds so many at once
 
 _WAITS = frozenset({"tt.load", "tt.atomic_load", "tt.atomic_rmw", "tt.atomic_cas", "tt.call"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,6 @@ from .parse import Op
 from .storages import window
 from .types import Array, from_memory, memory_dtype, register_dtype, to_memory
 
-_LARGEST = np.iinfo(np.int64).max
-
 
 @rule("tt.addptr")
 def _addptr(op: Op, lowering: Lowering) -> Step:
@@ -23,7 +22,13 @@ def _addptr(op: Op, lowering: Lowering) -> Step:
     size = np.int64(memory_dtype(op.in_types[0].pointee).itemsize)
 
     def step(frame: Frame) -> None:
-        frame[out] = frame[pointer] + frame[offset].astype(np.int64) * size
+        base, bytes_ = frame[pointer], frame[offset].astype(np.int64)
+        bytes_ *= size
+        if np.broadcast_shapes(base.shape, bytes_.shape) == bytes_.shape:
+            bytes_ += base  # in place: memory traffic is what these kernels cost
+            frame[out] = bytes_
+        else:
+            frame[out] = base + bytes_
 
     return step
 
@@ -43,10 +48,17 @@ class Access:
     likely: str | None
     aligned: bool
     statement: Callable[[], str]
+    dtype: np.dtype[Any]
 
     @property
     def itemsize(self) -> int:
-        return memory_dtype(self.elem).itemsize
+        return self.dtype.itemsize
+
+    def cells(self, addresses: Array, low: int, high: int) -> tuple[Array, Array]:
+        """Memory from address `low` to `high`, and the place of each address in it."""
+        place = addresses - low
+        place >>= self.itemsize.bit_length() - 1  # sizes are powers of two
+        return window(low, high, self.dtype), place
 
     def check(
         self, frame: Frame, addresses: Array, mask: Array | None, low: int, high: int
@@ -94,16 +106,17 @@ def access(op: Op, lowering: Lowering, verb: str) -> Access:
         next(iter(sorted(a for a in arguments if a is not None)), None),
         lowering.origins.same_type(pointer),
         lambda: lowering.statement(op),
+        memory_dtype(op.in_types[0].pointee),
     )
 
 
 def load(frame: Frame, at: Access, p: Array, mask: Array | None, other: Array | None) -> Array:
     """Values at addresses `p`; masked-off lanes hold `other` (0 without it)."""
-    dtype = memory_dtype(at.elem)
     if mask is None or mask.all():
         low, high = int(p.min()), int(p.max())
         at.check(frame, p, None, low, high)
-        return from_memory(window(low, high, dtype)[(p - low) // dtype.itemsize], at.elem)
+        memory, place = at.cells(p, low, high)
+        return from_memory(memory[place], at.elem)
     shape = np.broadcast_shapes(p.shape, mask.shape, () if other is None else other.shape)
     p, mask = np.broadcast_to(p, shape), np.broadcast_to(mask, shape)
     if other is None:
@@ -114,13 +127,13 @@ def load(frame: Frame, at: Access, p: Array, mask: Array | None, other: Array | 
     if active.size:
         low, high = int(active.min()), int(active.max())
         at.check(frame, p, mask, low, high)
-        out[mask] = from_memory(window(low, high, dtype)[(active - low) // dtype.itemsize], at.elem)
+        memory, place = at.cells(active, low, high)
+        out[mask] = from_memory(memory[place], at.elem)
     return out
 
 
 def store(frame: Frame, at: Access, p: Array, value: Array, mask: Array | None) -> None:
     """Write `value` to addresses `p`; of several lanes with one address the last one wins."""
-    dtype = memory_dtype(at.elem)
     cells = to_memory(value, at.elem)
     if mask is None or mask.all():
         shape = np.broadcast_shapes(p.shape, cells.shape)
@@ -128,7 +141,8 @@ def store(frame: Frame, at: Access, p: Array, value: Array, mask: Array | None) 
         at.check(frame, p, None, low, high)
         if p.shape != shape:
             p = np.broadcast_to(p, shape)
-        window(low, high, dtype)[(p - low) // dtype.itemsize] = cells
+        memory, place = at.cells(p, low, high)
+        memory[place] = cells
         return
     shape = np.broadcast_shapes(p.shape, cells.shape, mask.shape)
     p, mask = np.broadcast_to(p, shape), np.broadcast_to(mask, shape)
@@ -136,8 +150,8 @@ def store(frame: Frame, at: Access, p: Array, value: Array, mask: Array | None) 
     if active.size:
         low, high = int(active.min()), int(active.max())
         at.check(frame, p, mask, low, high)
-        chosen = np.broadcast_to(cells, shape)[mask]
-        window(low, high, dtype)[(active - low) // dtype.itemsize] = chosen
+        memory, place = at.cells(active, low, high)
+        memory[place] = np.broadcast_to(cells, shape)[mask]
 
 
 @rule("tt.load")
