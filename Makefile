@@ -14,7 +14,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 # Tritons beside the one in requirements/triton.txt, and the tests whose outcome depends on it
 TRITONS := 3.6.0 3.8.0 3.9.0
-TRITON_TESTS := tests/test_cpu_backend.py
+TRITON_TESTS := $(addprefix tests/, test_cpu_backend.py test_cpu_scalars.py test_cuda_stub.py \
+	test_ir_module.py test_live_cases.py)
 
 SOURCES := setup.py pyproject.toml $(wildcard flagprism_torch/csrc/*)
 LIBRARY := flagprism_torch/_C.abi3.so
@@ -27,12 +28,14 @@ demo: build
 
 test: lint test-main $(TRITONS:%=test-triton-%)
 
-test-main: build
+# some tests start a process under each Triton in .triton/
+test-main: build $(TRITONS:%=.triton/%/triton/__init__.py)
 	$(BIN)/python -m pytest -n $(WORKERS) --durations=10 -m "not gpu" tests
 
 test-triton-%: .triton/%/triton/__init__.py build
 	PYTHONPATH=.triton/$* $(BIN)/python -c "import triton; assert triton.__version__ == '$*', triton"
-	PYTHONPATH=.triton/$* $(BIN)/python -m pytest -q -m "not slow and not gpu" $(TRITON_TESTS)
+	PYTHONPATH=.triton/$* $(BIN)/python -m pytest -q -n $(WORKERS) \
+		-m "not slow and not gpu" $(TRITON_TESTS)
 
 lint: .venv/packages.stamp
 	$(BIN)/ruff check .
