@@ -1,5 +1,5 @@
-"""End-to-end cases: a launch, its outputs, and what level 1 must say about statements whose live lanes
-torch can name. The same cases run on the CPU backend and on an accelerator, there with more data."""
+"""End-to-end cases: a launch, its outputs, and what level 1 must say about statements whose live
+lanes torch can name. The same cases run on the CPU backend and, with more data, on an accelerator."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NAN, INF = float("nan"), float("inf")
 
 @dataclass(frozen=True)
 class Seen:
-    """Live lanes of a statement: each lane of `values`, `repeats` times. `first`: place of the first
-    non-finite one, where it is checked. Without `values` only the number of lanes is known."""
+    """Live lanes of a statement: each lane of `values`, `repeats` times. `first`: place of the
+    first non-finite one, where it is checked. Without `values` only their number is known."""
 
     values: torch.Tensor | None
     repeats: int = 1
@@ -267,7 +267,7 @@ def cases(device: str) -> list[Case]:
 
 
 def check_row(row: Row, seen: Seen) -> None:
-    """Counts, extremes and the first place exactly; mean and l2 within the rounding of their sums."""
+    """Counts, extremes and first place exactly; mean and l2 within the rounding of their sums."""
     assert row.mask in ("valid", "all"), f"{row.statement}: mask {row.mask}"
     if seen.values is None:
         assert row.live == seen.live, row.statement

@@ -1,5 +1,5 @@
-"""Triton kernels for end-to-end checks of level 1. Each statement is unique in its kernel's text, so
-that a test can find its row."""
+"""Triton kernels for end-to-end checks of level 1. Each statement is unique in its kernel's text,
+so that a test can find its row."""
 
 import triton
 import triton.language as tl

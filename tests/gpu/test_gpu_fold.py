@@ -11,7 +11,7 @@ from flagprism_torch.records.layout import RECORD_DTYPE, RECORD_WORDS
 
 
 def _records(slots: int, ops: int) -> np.ndarray:
-    """Records with values in every field; sums are small integers, so their order does not matter."""
+    """Records with values in every field; sums are small integers, so order does not matter."""
     random = np.random.default_rng(slots * 1000 + ops)
     made = np.zeros((slots, ops), RECORD_DTYPE)
     for name in ("executions", "live", "nan", "posinf", "neginf", "zero"):
