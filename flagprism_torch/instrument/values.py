@@ -12,6 +12,9 @@ outermost loop. T is a power of two (`backends.profile.Profile.threads`).
 Note [Lane order]
 `reshape` below is generated with `allow_reorder`, so that a thread keeps its own elements. All
 quantities are computed before that reshape; nothing after it may depend on the lane order.
+Triton gives the result a layout with one row per thread only if a `reduce` along axis 1 uses it
+directly (OptimizeReshapeLayoutPattern in lib/Dialect/TritonGPU/Transforms/OptimizeThreadLocality.cpp);
+otherwise rows are spread over lanes, and each iteration of a loop pays shuffles and shared memory.
 
 Note [Sums]
 Within a thread, finite float32 values are scaled by the power of two that brings the largest of them
@@ -137,6 +140,11 @@ def _high(a, b):
 
 
 @triton.jit
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(tl.abs(a), tl.abs(b))
+
+
 def lane_index(x):
     """Row-major lane index, int32, shape of x."""
     if len(x.shape) == 1:
@@ -203,11 +211,10 @@ def float_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
     counts, low, high, value, lane = float_lanes(x, mask, MASKED)
     K: tl.constexpr = x.numel // T
     if K > 128:  # 8-bit counters would overflow: count each kind on its own
-        packed = per_thread(counts, T)
-        nan = tl.reduce(packed & 1, 1, _add)
-        posinf = tl.reduce((packed >> 8) & 1, 1, _add)
-        neginf = tl.reduce((packed >> 16) & 1, 1, _add)
-        zero = tl.reduce((packed >> 24) & 1, 1, _add)
+        nan = tl.reduce(per_thread(counts & 1, T), 1, _add)
+        posinf = tl.reduce(per_thread((counts >> 8) & 1, T), 1, _add)
+        neginf = tl.reduce(per_thread((counts >> 16) & 1, T), 1, _add)
+        zero = tl.reduce(per_thread((counts >> 24) & 1, T), 1, _add)
     else:
         packed = tl.reduce(per_thread(counts, T), 1, _add)
         nan = packed & 255
@@ -223,7 +230,7 @@ def float_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
         total = tl.reduce(wide, 1, _add)
         squares = tl.reduce(wide * wide, 1, _add)
     else:  # Note [Sums]
-        largest = tl.maximum(tl.maximum(-low, high), 0.0)
+        largest = tl.reduce(value, 1, _larger)
         exponent = tl.minimum(largest.to(tl.int32, bitcast=True) >> 23, 253)
         scale = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
         back = ((exponent.to(tl.int64) + 896) << 52).to(tl.float64, bitcast=True)
