@@ -13,8 +13,8 @@ Note [Lane order]
 `reshape` below is generated with `allow_reorder`, so that a thread keeps its own elements. All
 quantities are computed before that reshape; nothing after it may depend on the lane order.
 Triton gives the result a layout with one row per thread only if a `reduce` along axis 1 uses it
-directly (OptimizeReshapeLayoutPattern in lib/Dialect/TritonGPU/Transforms/OptimizeThreadLocality.cpp);
-otherwise rows are spread over lanes, and each iteration of a loop pays shuffles and shared memory.
+directly (OptimizeReshapeLayoutPattern in its OptimizeThreadLocality.cpp); otherwise rows may be
+spread over lanes, and each iteration of a loop pays shuffles and shared memory.
 
 Note [Sums]
 Within a thread, finite float32 values are scaled by the power of two that brings the largest of them
