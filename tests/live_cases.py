@@ -1,5 +1,5 @@
 """End-to-end cases: a launch, its outputs, and what level 1 must say about statements whose live
-lanes torch can name. The same cases run on the CPU backend and, with more data, on an accelerator."""
+lanes torch can name. They run on the CPU backend and, with more data, on an accelerator."""
 
 from __future__ import annotations
 

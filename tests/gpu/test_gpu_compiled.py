@@ -1,5 +1,5 @@
-"""A compiled two-layer transformer on an accelerator: forward, backward and AdamW, compiled and warm
-before the session."""
+"""A compiled two-layer transformer on an accelerator: forward, backward and AdamW, compiled and
+warm before the session."""
 
 from __future__ import annotations
 
