@@ -140,11 +140,11 @@ def _high(a, b):
 
 
 @triton.jit
-@triton.jit
 def _larger(a, b):
     return tl.maximum(tl.abs(a), tl.abs(b))
 
 
+@triton.jit
 def lane_index(x):
     """Row-major lane index, int32, shape of x."""
     if len(x.shape) == 1:
