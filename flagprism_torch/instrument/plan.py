@@ -4,8 +4,8 @@ Note [Chosen values]
 Level 1 probes what a statement finally produces: a value that is used outside of its statement
 (outermost source line), and what stores and atomics write. So library code that is inlined into one
 statement, such as `tl.sort`, counts as that statement. Not probed: constants, shape-only operations
-(their values are their operand's), pointers, and integers that come from program ids, ranges and
-scalar arguments alone (index arithmetic).
+(their values are their operand's, which leaves the statement through them), pointers, and integers
+that come from program ids, ranges and scalar arguments alone (index arithmetic).
 
 Note [Shared records]
 Two entries share one record if their statistics are equal by construction: a store of a value that
@@ -29,10 +29,11 @@ LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.experiment
 STORES = {"tt.store": 1, "tt.descriptor_store": 1, "tt.descriptor_scatter": 3,
           "tt.experimental_descriptor_store": 1, "tt.descriptor_reduce": 1}  # fmt: skip
 ATOMICS = ("tt.atomic_rmw", "tt.atomic_cas")
-_SHAPE_ONLY = {"tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans",
-               "tt.make_range", "arith.constant", "tt.get_program_id", "tt.get_num_programs",
-               "ub.poison", "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "ttg.convert_layout",
-               "arith.index_cast", "scf.if", "scf.for", "scf.while"}  # fmt: skip
+_VIEWS = {"tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans",
+          "ttg.convert_layout"}  # fmt: skip
+_NO_VALUE = {*_VIEWS, "tt.make_range", "arith.constant", "tt.get_program_id", "tt.get_num_programs",
+             "ub.poison", "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "arith.index_cast",
+             "scf.if", "scf.for", "scf.while"}  # fmt: skip
 _SIGNED = re.compile(r"arith\.(divsi|remsi|maxsi|minsi|shrsi|extsi|fptosi|cmpi|index_cast)$")
 _REAL = re.compile(r"f\d|bf16")
 
@@ -40,11 +41,10 @@ _REAL = re.compile(r"f\d|bf16")
 @dataclass(frozen=True)
 class Place:
     """Where a record is made: `loops` is the innermost run of directly nested `scf.for`, outermost
-    first; `repeated` if further loops enclose those; `conditional` if the program may skip it."""
+    first; `repeated` if further loops enclose those."""
 
     loops: tuple[Op, ...]
     repeated: bool
-    conditional: bool
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Plan:
     table: OpTable
 
 
-def place_of(block: Block, entry: Block) -> Place:
+def place_of(block: Block) -> Place:
     loops: list[Op] = []
-    repeated = conditional = False
+    repeated = False
     run = True
     while block.parent is not None:
         parent = block.parent
@@ -78,10 +78,9 @@ def place_of(block: Block, entry: Block) -> Place:
             loops.insert(0, parent)
         else:
             run = False
-            conditional = True
             repeated |= parent.name in ("scf.for", "scf.while")
         block = parent.block
-    return Place(tuple(loops), repeated, conditional or repeated or block is not entry)
+    return Place(tuple(loops), repeated)
 
 
 def make_plan(
@@ -198,7 +197,7 @@ class _Planner:
     def _values(self, op: Op) -> list[tuple[Record, str, Frame, str | None]]:
         if op.name in STORES:
             return self._stored(op)
-        if op.name in _SHAPE_ONLY or op.name.startswith(("cf.", "tt.return", "scf.", "ttg.")):
+        if op.name in _NO_VALUE or op.name.startswith(("cf.", "tt.return", "scf.", "ttg.")):
             return []
         if op.name == "tt.call":
             self.left_out["noinline call"] += 1
@@ -245,19 +244,21 @@ class _Planner:
         if mask not in (ALL, UNKNOWN) and mask.type.dims != value.type.dims:
             mask = UNKNOWN
         unsigned = id(value) in self.unsigned
-        return Record(value, op, mask, place_of(op.block, self.entry.blocks[0]), unsigned)
+        return Record(value, op, mask, place_of(op.block), unsigned)
 
     def _final(self, op: Op, value: Value) -> bool:
         """Whether the value leaves its statement (Note [Chosen values])."""
         own = _statement(op)
-        if own is None or not value.uses:
-            return op.name in LOADS or op.name in ATOMICS or own is not None
+        if not value.uses:  # of several results, or of an operation that is not pure
+            return op.name in LOADS or op.name in ATOMICS
         for user, _ in value.uses:
             while user.block.parent is not None and user.block.parent.block is not op.block:
                 if user.block is op.block:
                     break
                 user = user.block.parent
             if user.name in ("scf.yield", "scf.condition", "tt.return") or _statement(user) != own:
+                return True
+            if user.name in _VIEWS and any(self._final(user, view) for view in user.results):
                 return True
         return False
 
