@@ -104,7 +104,8 @@ def main(device: str) -> None:
     print(f"first seen at step {first.step}, {first.phase}: {first.model_file}:{first.model_line}")
     print("loss by step:", ", ".join(f"{loss.item():.3f}" for loss in losses))
     print(f"TensorBoard run: tensorboard --logdir {session.logdir}")
-    print(f"\n{session.report()}")
+    print()
+    print(session.report("module"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Runs one example in a process of its own: `main(device)` of a file in examples/."""
+"""Runs one example in a process of its own, `main(device)` of a file in examples/, and knows what
+it has to print."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,3 +26,68 @@ def run_example(path: Path, device: str, folder: Path) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def check_output(path: Path, output: str, folder: Path) -> None:
+    """An example prints what it found, and what it found is what was planted."""
+    assert output.strip()
+    check = globals().get(f"_check_{path.stem}")
+    if check is not None:
+        check(path.read_text(), output.splitlines(), folder)
+
+
+def _check_nan_hunt(source: str, lines: list[str], folder: Path) -> None:
+    fault = _line_of(source, "# the fault")
+    what, module, aten, model, kernel, statement, place = lines[0].split(" | ")
+    assert (what, module, aten) == ("SEEN nan", "layers.1.attn", "aten.div")
+    assert model == f"nan_hunt.py:{fault}"
+    assert kernel.startswith("triton_") and "div" in kernel
+    assert re.fullmatch(r"tmp\d+ = \(?tmp\d+ / tmp\d+\)?", statement)
+    # queries 12 to 15 of the short sentence see no key among 16
+    assert place.startswith("64 of 1024 lanes, first at program ")
+    answer = "\n".join(lines[:10])
+    assert f"first seen at step 2, forward: {ROOT / 'examples' / 'nan_hunt.py'}:{fault}" in answer
+    losses = re.search("loss by step: (.*)", answer)
+    assert losses is not None
+    assert [loss == "nan" for loss in losses[1].split(", ")] == [False, False, False, True]
+    _check_events(answer, folder)
+
+
+def _check_user_kernel(source: str, lines: list[str], folder: Path) -> None:
+    division = _line_of(source, "ratio = x / y")
+    (found,) = (i for i, line in enumerate(lines) if "| divide | ratio = x / y | 1 of 1000" in line)
+    assert lines[found].endswith("first at program (0, 0, 0) lane 7")
+    assert f"user_kernel.py:{division} arith.divf" in lines[found + 1]
+    seen, by_torch = lines[-2], lines[-1]
+    assert seen.startswith("p: 6400 live of 8192 lanes")
+    assert seen.split("from")[1] == by_torch.split("from")[1]
+
+
+def _check_user_kernel_in_module(source: str, lines: list[str], folder: Path) -> None:
+    for start in (
+        "scaled   forward  scale_kernel",
+        "scaled   backward scale_kernel",
+        "squared  forward  square_kernel",
+        "squared  backward square_backward_kernel",
+    ):
+        assert any(line.startswith(start) for line in lines), start
+
+
+def _check_training_run(source: str, lines: list[str], folder: Path) -> None:
+    _check_events("\n".join(lines), folder)
+    steps = [re.match(r"step (\d): loss ([\d.]+), tanh 2048 lanes", line) for line in lines]
+    found = [(int(m[1]), float(m[2])) for m in steps if m is not None]
+    assert [step for step, _ in found] == [0, 1, 2, 3, 4]
+    assert found[-1][1] < found[0][1]
+
+
+def _check_events(output: str, folder: Path) -> None:
+    logdir = re.search(r"tensorboard --logdir (\S+)", output)
+    assert logdir is not None
+    files = list((folder / logdir[1]).glob("events.out.tfevents.*"))
+    assert len(files) == 1 and files[0].stat().st_size > 1000
+
+
+def _line_of(source: str, text: str) -> int:
+    (line,) = (i for i, each in enumerate(source.splitlines(), 1) if text in each)
+    return line
