@@ -252,6 +252,19 @@ def test_enable_and_disable_restore_inductor() -> None:
     assert has_triton()
 
 
+def test_compiled_functions_outlive_disable(launches: list[str]) -> None:
+    compiled = torch.compile(lambda x: torch.softmax(x, -1) * 2)
+    x = r(8, 32)
+    compiled(x)
+    first = len(launches)
+    disable_cpu()
+    try:
+        torch.testing.assert_close(compiled(x), torch.softmax(x, -1) * 2)
+        assert len(launches) == first + 1
+    finally:
+        assert enable_cpu()
+
+
 def test_no_change_beside_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.config as config
     import triton.backends

@@ -8,8 +8,9 @@ Interface relied on: triton/backends/driver.py, class DriverBase, and how Compil
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
@@ -72,8 +73,11 @@ class CPULauncher:
     entry at the end.
     """
 
+    alive: ClassVar[weakref.WeakSet[CPULauncher]] = weakref.WeakSet()  # one per loaded kernel
+
     def __init__(self, src: Any, metadata: Any) -> None:
         self.signature = tuple(src.signature.values())
+        self.alive.add(self)
 
     def __call__(
         self,

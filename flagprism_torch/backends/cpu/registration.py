@@ -33,7 +33,8 @@ def register(holder: str = "user") -> bool:
         if not _HOLDERS:
             triton.backends.backends["cpu"] = triton.backends.Backend(CPUBackend, CPUDriver)
             # DriverConfig caches what it resolved before (triton/runtime/driver.py)
-            _SAVED_DRIVERS.append((driver._default, driver._active))
+            kept = isinstance(driver._active, CPUDriver)  # by an earlier `unregister`
+            _SAVED_DRIVERS.append((driver._default, None if kept else driver._active))
             driver._default = driver._active = None
             _forget_triton_answers()
         _HOLDERS.add(holder)
@@ -41,7 +42,12 @@ def register(holder: str = "user") -> bool:
 
 
 def unregister(holder: str = "user") -> None:
-    """Undo `register(holder)`; without one, does nothing."""
+    """Undo `register(holder)`; without one, does nothing.
+
+    Nothing new can be compiled then. Kernels that are still alive ask `driver.active` when they are
+    launched, and from Triton 3.8 on when they are freed (CompiledKernel.__del__), so as long as
+    there are some the driver stays the active one unless another was active before.
+    """
     with _LOCK:
         if holder not in _HOLDERS:
             return
@@ -51,8 +57,12 @@ def unregister(holder: str = "user") -> None:
         import triton.backends
         from triton.runtime import driver
 
+        from .driver import CPUDriver, CPULauncher
+
         triton.backends.backends.pop("cpu", None)
         driver._default, driver._active = _SAVED_DRIVERS.pop()
+        if driver._default is None and driver._active is None and CPULauncher.alive:
+            driver._active = CPUDriver()
         _forget_triton_answers()
 
 
