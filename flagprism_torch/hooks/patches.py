@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,25 +18,37 @@ class Patches:
 
     The raw `__dict__` entry is restored, so staticmethods, properties and inherited attributes
     survive. If another tool replaced our attribute meanwhile, it is left in place and
-    PatchConflictWarning names it: our function below it passes launches through once we are gone.
+    PatchConflictWarning names it: our function below it calls the original once we are gone.
     """
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
+        self._on = True
+        stack.callback(self._over)
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Set `owner.name` to `make(original)` until the stack unwinds."""
+        """Set `owner.name` to `make(original)`, a function, until the stack unwinds."""
         raw = vars(owner).get(name, _MISSING)
-        setattr(owner, name, make(getattr(owner, name)))
-        self._stack.callback(_restore, owner, name, raw, vars(owner)[name])
+        original = getattr(owner, name)
+        ours = make(original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (ours if self._on else original)(*args, **kwargs)
+
+        setattr(owner, name, call)
+        self._stack.callback(_restore, owner, name, raw, call)
+
+    def _over(self) -> None:
+        self._on = False
 
 
 def _restore(owner: Any, name: str, raw: Any, ours: Any) -> None:
     if vars(owner).get(name) is not ours:
         where = getattr(owner, "__qualname__", getattr(owner, "__name__", repr(owner)))
         warnings.warn(
-            f"{where}.{name} was patched by another tool inside flagprism_torch.debug() and is left "
-            "as it is; leave the two tools in the reverse order of entering",
+            f"{where}.{name} was patched by another tool inside flagprism_torch.debug() and is "
+            "left as it is; leave the two tools in the reverse order of entering",
             PatchConflictWarning,
             stacklevel=2,
         )

@@ -35,6 +35,7 @@ _NO_VALUE = {*_VIEWS, "tt.make_range", "arith.constant", "tt.get_program_id", "t
              "ub.poison", "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "arith.index_cast",
              "scf.if", "scf.for", "scf.while"}  # fmt: skip
 _SIGNED = re.compile(r"arith\.(divsi|remsi|maxsi|minsi|shrsi|extsi|fptosi|cmpi|index_cast)$")
+_FROM_INT = ("arith.sitofp", "arith.uitofp")
 _REAL = re.compile(r"f\d|bf16")
 
 
@@ -207,7 +208,8 @@ class _Planner:
                 continue
             if is_constant(value) or not self._final(op, value):
                 continue
-            if not _REAL.match(value.type.element) and id(value) not in self.data:
+            whole = not _REAL.match(value.type.element) or op.name in _FROM_INT
+            if whole and id(value) not in self.data:
                 self.left_out["index arithmetic"] += 1
                 continue
             if triton_dtype(value.type.element) is None:
