@@ -75,6 +75,10 @@ class Probe:
     results: tuple[Type, ...]
 
 
+# (backend, options, probe, arguments, constants) -> generated probe and its functions by name
+_generated: dict[Any, tuple[Probe, dict[str, str]]] = {}
+
+
 class ProbeText:
     """Generates probes for one target and collects the text of their functions.
 
@@ -84,22 +88,26 @@ class ProbeText:
 
     def __init__(self, backend: Any, options: Any) -> None:
         self._backend, self._options = backend, options
-        self._probes: dict[Any, Probe] = {}
+        self._key = (type(backend).__module__, options.hash())
         self._functions: dict[str, str] = {}
 
     def get(self, probe: Any, arguments: Sequence[Argument], constants: dict[str, Any]) -> Probe:
-        """The probe specialised to argument types and constexprs; generated once."""
-        key = (probe, tuple(arguments), tuple(sorted(constants.items())))
-        if key not in self._probes:
-            self._probes[key] = self._generate(probe, list(arguments), constants)
-        return self._probes[key]
+        """The probe specialised to argument types and constexprs; generated once per process."""
+        key = (*self._key, probe, tuple(arguments), tuple(sorted(constants.items())))
+        if key not in _generated:
+            _generated[key] = self._generate(probe, list(arguments), constants)
+        made, functions = _generated[key]
+        self._functions.update(functions)
+        return made
 
     @property
     def functions(self) -> list[str]:
         """Lines of all generated functions, every operation with an explicit location."""
         return [line for text in self._functions.values() for line in text.split("\n")]
 
-    def _generate(self, probe: Any, arguments: list[Argument], constants: dict[str, Any]) -> Probe:
+    def _generate(
+        self, probe: Any, arguments: list[Argument], constants: dict[str, Any]
+    ) -> tuple[Probe, dict[str, str]]:
         context = ir.context()
         ir.load_dialects(context)
         self._backend.load_dialects(context)
@@ -135,12 +143,12 @@ class ProbeText:
         text = module.str_nodebug()
         call = re.search(r"tt\.call @([\w$.]+|\"[^\"]+\")\(", text)
         assert call, text
-        for name, body in _functions(text):
-            self._functions.setdefault(name, body)
+        functions = dict(_functions(text))
         name = call.group(1)
-        signature = _SIGNATURE.search(self._functions[name])
-        results = parse_types(signature.group(2)) if signature and signature.group(2) else []
-        return Probe(name, tuple(a.type for a in arguments), tuple(results))
+        signature = _SIGNATURE.search(functions[name])
+        assert signature, functions[name]
+        results = parse_types(signature.group(2)) if signature.group(2) else []
+        return Probe(name, tuple(a.type for a in arguments), tuple(results)), functions
 
 
 def _functions(text: str) -> list[tuple[str, str]]:

@@ -9,7 +9,8 @@ that come from program ids, ranges and scalar arguments alone (index arithmetic)
 
 Note [Shared records]
 Two entries share one record if their statistics are equal by construction: a store of a value that
-is probed under the same mask in the same block, and an exact widening (bf16 or fp16 to fp32).
+is probed under the same mask in the same block, an exact widening (bf16 or fp16 to fp32), and a
+`where` that only replaces masked-off lanes by a constant.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 from flagprism_torch.instrument.codegen import triton_dtype
 from flagprism_torch.ir.locations import Frame, source_line
-from flagprism_torch.ir.masks import ALL, UNKNOWN, Mask, ValidLanes, is_constant, leaf
+from flagprism_torch.ir.masks import ALL, UNKNOWN, Mask, ValidLanes, implied_by, is_constant, leaf
 from flagprism_torch.ir.module import Block, Module, Op, Value
 from flagprism_torch.records.model import OpEntry, OpTable
 
@@ -134,7 +135,7 @@ class _Planner:
         known: dict[tuple[int, Mask, int], int] = {}
         kept = self._within_limit(chosen)
         for record, role, frame, pointer in chosen:
-            key = (id(_widened_from(record.value)), record.mask, id(record.op.block))
+            key = (id(_same_lanes(record.value, record.mask)), record.mask, id(record.op.block))
             if key not in known:
                 if id(record) not in kept:
                     self.left_out["max_values"] += 1
@@ -151,13 +152,13 @@ class _Planner:
         groups: dict[tuple[int, Mask, int], None] = {}
         for i in order:
             record = chosen[i][0]
-            key = (id(_widened_from(record.value)), record.mask, id(record.op.block))
+            key = (id(_same_lanes(record.value, record.mask)), record.mask, id(record.op.block))
             if key in groups or len(groups) < self.max_values:
                 groups[key] = None
         return {
             id(r)
             for r, *_ in chosen
-            if (id(_widened_from(r.value)), r.mask, id(r.op.block)) in groups
+            if (id(_same_lanes(r.value, r.mask)), r.mask, id(r.op.block)) in groups
         }
 
     def _table(self, entries: list[tuple[int, Record, str, Frame, str | None]]) -> OpTable:
@@ -353,11 +354,17 @@ def _inside_combine(op: Op) -> bool:
     return False
 
 
-def _widened_from(value: Value) -> Value:
-    """The narrower value that `value` is an exact widening of, in the same block."""
+def _same_lanes(value: Value, mask: Mask) -> Value:
+    """The value that `value` repeats in every lane of `mask` (Note [Shared records])."""
     op = value.op
-    if op is not None and op.name == "arith.extf" and value.type.element == "f32":
+    if op is None:
+        return value
+    source = None
+    if op.name == "arith.extf" and value.type.element == "f32":
         source = op.operands[0]
-        if source.op is not None and source.op.block is op.block:
-            return source
-    return value
+    elif op.name == "arith.select" and is_constant(op.operands[2]) and mask not in (ALL, UNKNOWN):
+        if implied_by(op.operands[0], mask):
+            source = op.operands[1]
+    if source is None or source.op is None or source.op.block is not op.block:
+        return value
+    return _same_lanes(source, mask)

@@ -22,7 +22,12 @@ from flagprism_torch.instrument.codegen import RECORDS, Argument, ProbeText
 from flagprism_torch.instrument.plan import Place, Plan, Record
 from flagprism_torch.ir.masks import ALL, UNKNOWN, Mask
 from flagprism_torch.ir.module import Block, Module, Op, Type, parse_type, tensor_type
-from flagprism_torch.records.layout import iteration_bits, lane_bits
+from flagprism_torch.records.layout import (
+    HIST_BUCKETS,
+    HIST_SHARDS,
+    iteration_bits,
+    lane_bits,
+)
 
 HIDDEN = "flagprism_records"
 _I32, _I64, _I1 = parse_type("i32"), parse_type("i64"), parse_type("i1")
@@ -31,10 +36,10 @@ _PLAIN_FOR = re.compile(r"(step \S+)(\s*: \w+)? \{$")
 _YIELD = re.compile(r"scf\.yield (.*?) : (.*?)( loc\(.*\))?$")
 # initial values of the carried partials, by element and role
 _NEUTRAL = {
-    ("f32", "low"): "0x7F800000",
-    ("f32", "high"): "0xFF800000",
-    ("f64", "low"): "0x7FF0000000000000",
-    ("f64", "high"): "0xFFF0000000000000",
+    ("f32", "low"): "0x7FC00000",
+    ("f32", "high"): "0x7FC00000",
+    ("f64", "low"): "0x7FF8000000000000",
+    ("f64", "high"): "0x7FF8000000000000",
     ("i32", "low"): str(2**31 - 1),
     ("i32", "high"): str(-(2**31)),
     ("i64", "low"): str(2**63 - 1),
@@ -78,18 +83,14 @@ class _Rewriter:
         self.counters: dict[tuple[Op, ...], _Accumulator] = {}
         self.live: dict[tuple[tuple[Op, ...], Mask], _Accumulator] = {}
         self.finals: list[tuple[Place, Any]] = []
-        self.entry = module.entry.blocks[0]
+        self.histograms = {op.record: op.histogram for op in plan.table.ops if op.histogram >= 0}
         self.fresh = 0
 
     def text(self) -> str:
-        base = self._probe(values.slot, [(f"%{HIDDEN}", RECORDS)],
-                           {"OPS": len(self.plan.records), "SLOTS": self.slots}, self.prologue)  # fmt: skip
+        offset = self.plan.table.histograms * HIST_SHARDS * HIST_BUCKETS * 2
+        constants = {"OFFSET": offset, "OPS": len(self.plan.records), "SLOTS": self.slots}
+        base = self._probe(values.slot, [(f"%{HIDDEN}", RECORDS)], constants, self.prologue)
         self.base, self.program = f"{base}#0", f"{base}#1"
-        for index, record in enumerate(self.plan.records):
-            mode = self._mode(record.place)
-            if record.place.conditional and mode != values.ATOMIC:
-                where = [(self.base, RECORDS), (self._number(index), _I32)]
-                self._probe(values.clear, where, {}, self.prologue)
         for index, record in enumerate(self.plan.records):
             if record.place.loops:
                 self._carry(index, record)
@@ -110,6 +111,7 @@ class _Rewriter:
         out = self.after.setdefault(record.op.end, [])
         x, kind = self._tensor(record, out)
         mask, masked = self._mask(record, kind, out)
+        self._histogram(index, (x, kind, record.unsigned), mask, masked, out)
         mode = self._mode(record.place)
         threads = min(self.threads, kind.numel)
         live = self._live_once(record, mask, masked, kind, threads, out)
@@ -138,6 +140,7 @@ class _Rewriter:
         out = self.after.setdefault(record.op.end, [])
         x, kind = self._tensor(record, out)
         mask, masked = self._mask(record, kind, out)
+        self._histogram(index, (x, kind, record.unsigned), mask, masked, out)
         threads = min(self.threads, kind.numel)
         level = len(nest) - 1
         counter = self._counter(nest)
@@ -151,9 +154,6 @@ class _Rewriter:
             probe: Any = values.float_accumulate
             arguments = [value, mask, iteration]
             wide = "f64" if kind.element == "f64" else "f32"
-            roles = [(n, "i32") for n in ("nan", "posinf", "neginf", "zero")]
-            roles += [("low", wide), ("high", wide), ("total", "f64"), ("squares", "f64")]
-            roles += [("place", "i64")]
             common["LANE_BITS"] = lane_bits(kind.numel)
         else:
             probe, arguments = values.int_accumulate, [value, mask]
@@ -161,8 +161,10 @@ class _Rewriter:
                 kind.element == "i32" and not record.unsigned
             )
             wide = "i32" if narrow else "i64"
-            roles = [("zero", "i32"), ("low", wide), ("high", wide), ("total", "f64")]
-            roles += [("squares", "f64")]
+        roles = [("nan", "i32"), ("posinf", "i32"), ("neginf", "i32"), ("place", "i64")]
+        roles = roles if record.real else []
+        roles += [("zero", "i32"), ("low", wide), ("high", wide), ("total", "f64")]
+        roles += [("squares", "f64")]
         carried = [self._accumulator(nest, role, element, threads) for role, element in roles]
         arguments += [(a.inside(level), a.type) for a in carried]
         made = self._probe(probe, arguments, common, out)
@@ -186,11 +188,26 @@ class _Rewriter:
         constants = {"MODE": self._mode(place)}
         op = (self._number(index), _I32)
         if record.real:
-            arguments += [(self.program, _I64), op]
-            constants["LANE_BITS"] = lane_bits(kind.numel)
-            self._probe(values.float_total, arguments, constants, out)
-        else:
-            self._probe(values.int_total, [*arguments, op], constants, out)
+            arguments.append((self.program, _I64))
+        probe = values.float_total if record.real else values.int_total
+        self._probe(probe, [*arguments, op], constants, out)
+
+    def _histogram(self, index: int, value: Any, mask: Any, masked: bool, out: list[str]) -> None:
+        block = self.histograms.get(index)
+        if block is None:
+            return
+        self._probe(
+            values.histogram,
+            [
+                value,
+                mask,
+                (f"%{HIDDEN}", RECORDS),
+                (self.program, _I64),
+                (self._number(block), _I32),
+            ],
+            {"BLOCKS": len(self.histograms), "SHARDS": HIST_SHARDS, "MASKED": masked},
+            out,
+        )
 
     # -- pieces of a record
 

@@ -21,6 +21,11 @@ Within a thread, finite float32 values are scaled by the power of two that bring
 near 1 before they are squared and added, then the partials go to float64. So neither sum overflows
 or loses small values, whatever the magnitude.
 
+Note [Non-finite lanes]
+They are rare, so outside loops their kinds and the first place are only computed in a branch that a
+program takes if it holds fewer finite than live lanes. Records are zero when a launch starts (the
+fold leaves them so), which also makes a statement that never runs an empty record.
+
 A record is a vector of 12 int64 (records.layout): executions, live, nan, posinf, neginf, zero,
 min_key, max_key, sum, sumsq, first, scale.
 """
@@ -32,15 +37,16 @@ import triton.language as tl
 
 STORE, MERGE, ATOMIC = 0, 1, 2  # how `write` treats the record in memory
 
-NO_PLACE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 NO_LANE = tl.constexpr(0x7FFFFFFF)
+NO_PLACE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 INF = tl.constexpr(float("inf"))
 SIGN = tl.constexpr(-0x8000000000000000)
 
 
 @triton.jit
-def slot(records, OPS: tl.constexpr, SLOTS: tl.constexpr):
-    """(pointer to this program's slot, linear program id). SLOTS > 0: programs share that many."""
+def slot(records, OFFSET: tl.constexpr, OPS: tl.constexpr, SLOTS: tl.constexpr):
+    """(pointer to this program's slot, linear program id). SLOTS > 0: programs share that many.
+    OFFSET: words before the first slot (histograms)."""
     program = tl.program_id(0).to(tl.int64) + tl.num_programs(0).to(tl.int64) * (
         tl.program_id(1).to(tl.int64)
         + tl.num_programs(1).to(tl.int64) * tl.program_id(2).to(tl.int64)
@@ -48,73 +54,69 @@ def slot(records, OPS: tl.constexpr, SLOTS: tl.constexpr):
     index = program
     if SLOTS > 0:
         index = program % SLOTS
-    return records + index * (OPS * 24), program
+    return records + OFFSET + index * (OPS * 24), program
 
 
 @triton.jit
-def clear(base, op):
-    """Empty record, for a statement that may not run."""
-    column = tl.arange(0, 16)
-    record = (base + op * 24).to(tl.pointer_type(tl.int64))
-    tl.store(record + column, tl.zeros([16], tl.int64), mask=column < 12)
-
-
-@triton.jit
-def write(base, op, MODE: tl.constexpr, executions, live, nan, posinf, neginf, zero,
-          low_key, high_key, total, squares, first):  # fmt: skip
-    """Put one record: all counters int64, keys and `first` int64 bit patterns, sums float64."""
-    column = tl.arange(0, 16)
-    value = tl.where(column == 0, executions, 0)
-    value = tl.where(column == 1, live, value)
-    value = tl.where(column == 2, nan, value)
-    value = tl.where(column == 3, posinf, value)
-    value = tl.where(column == 4, neginf, value)
-    value = tl.where(column == 5, zero, value)
-    value = tl.where(column == 6, low_key, value)
-    value = tl.where(column == 7, high_key, value)
-    value = tl.where(column == 8, total.to(tl.int64, bitcast=True), value)
-    value = tl.where(column == 9, squares.to(tl.int64, bitcast=True), value)
-    value = tl.where(column == 10, first, value)
-    counter = column < 6
-    real = (column == 8) | (column == 9)
-    key = (column == 6) | (column == 7) | (column == 10)
-    record = (base + op * 24).to(tl.pointer_type(tl.int64)) + column
+def _count(record, word: tl.constexpr, value, MODE: tl.constexpr):
+    """Add an int64 counter to a word (as int64) of a record."""
     if MODE == 0:
-        tl.store(record, value, mask=column < 12)
+        tl.store(record + word, value)
     elif MODE == 1:
-        old = tl.load(record, mask=column < 12, other=0, volatile=True)
-        added = old.to(tl.float64, bitcast=True) + value.to(tl.float64, bitcast=True)
-        larger = tl.maximum(old.to(tl.uint64, bitcast=True), value.to(tl.uint64, bitcast=True))
-        merged = tl.where(counter, old + value, larger.to(tl.int64, bitcast=True))
-        merged = tl.where(real, added.to(tl.int64, bitcast=True), merged)
-        tl.store(record, merged, mask=column < 12)
+        tl.store(record + word, tl.load(record + word, volatile=True) + value)
     else:
-        tl.atomic_add(record, value, mask=counter, sem="relaxed")
-        tl.atomic_max(record.to(tl.pointer_type(tl.uint64), bitcast=True),
-                      value.to(tl.uint64, bitcast=True), mask=key, sem="relaxed")  # fmt: skip
-        tl.atomic_add(record.to(tl.pointer_type(tl.float64), bitcast=True),
-                      value.to(tl.float64, bitcast=True), mask=real, sem="relaxed")  # fmt: skip
+        tl.atomic_add(record + word, value, sem="relaxed")
+
+
+@triton.jit
+def _raise(record, word: tl.constexpr, value, MODE: tl.constexpr):
+    """Raise a word to an unsigned key."""
+    at = record.to(tl.pointer_type(tl.uint64), bitcast=True) + word
+    key = value.to(tl.uint64, bitcast=True)
+    if MODE == 0:
+        tl.store(at, key)
+    elif MODE == 1:
+        tl.store(at, tl.maximum(tl.load(at, volatile=True), key))
+    else:
+        tl.atomic_max(at, key, sem="relaxed")
+
+
+@triton.jit
+def _sum(record, word: tl.constexpr, value, MODE: tl.constexpr):
+    """Add a float64 to a word."""
+    _count(record.to(tl.pointer_type(tl.float64), bitcast=True), word, value, MODE)
+
+
+@triton.jit
+def write(base, op, MODE: tl.constexpr, executions, live, zero, low_key, high_key, total, squares):
+    """Put everything of a record but its non-finite part (`write_bad`): counters int64, keys int64
+    bit patterns, sums float64. Scalar accesses: Triton's coalescing pass costs compile time in
+    proportion to tensor accesses times operations."""
+    record = (base + op * 24).to(tl.pointer_type(tl.int64))
+    _count(record, 0, executions, MODE)
+    _count(record, 1, live, MODE)
+    _count(record, 5, zero, MODE)
+    _raise(record, 6, low_key, MODE)
+    _raise(record, 7, high_key, MODE)
+    _sum(record, 8, total, MODE)
+    _sum(record, 9, squares, MODE)
+
+
+@triton.jit
+def write_bad(base, op, MODE: tl.constexpr, nan, posinf, neginf, place, program):
+    """Put the non-finite part: counters int64; place: iteration << LANE_BITS | lane of the first,
+    int64 below 2**35."""
+    record = (base + op * 24).to(tl.pointer_type(tl.int64))
+    _count(record, 2, nan, MODE)
+    _count(record, 3, posinf, MODE)
+    _count(record, 4, neginf, MODE)
+    _raise(record, 10, -1 - ((tl.minimum(program, (1 << 28) - 1) << 35) | place), MODE)
 
 
 @triton.jit
 def executed(base, op):
     """How often this program ran the statement so far, from the record in memory."""
     return tl.load((base + op * 24).to(tl.pointer_type(tl.int64)), volatile=True)
-
-
-@triton.jit
-def first_key(place, program, LANE_BITS: tl.constexpr):
-    """`first` of records.layout from iteration << LANE_BITS | lane (NO_PLACE: none)."""
-    packed = (tl.minimum(program, (1 << 28) - 1) << 35) | place
-    return tl.where(place == NO_PLACE, 0, -1 - packed)
-
-
-@triton.jit
-def place_of(lane, iteration, LANE_BITS: tl.constexpr):
-    """iteration << LANE_BITS | lane, saturating; NO_PLACE where lane is NO_LANE."""
-    limit = (1 << (35 - LANE_BITS)) - 1
-    packed = (tl.minimum(iteration.to(tl.int64), limit) << LANE_BITS) | lane.to(tl.int64)
-    return tl.where(lane == NO_LANE, NO_PLACE, packed)
 
 
 @triton.jit
@@ -140,20 +142,14 @@ def _high(a, b):
 
 
 @triton.jit
-def _larger(a, b):
-    return tl.maximum(tl.abs(a), tl.abs(b))
-
-
-@triton.jit
 def lane_index(x):
     """Row-major lane index, int32, shape of x."""
     if len(x.shape) == 1:
         return tl.arange(0, x.numel)
-    elif len(x.shape) == 2:  # sums of ranges need no layout conversion, a reshape may
+    if len(x.shape) == 2:  # sums of ranges need no layout conversion, a reshape may
         rows = tl.expand_dims(tl.arange(0, x.shape[0]) * x.shape[1], 1)
         return tl.broadcast_to(rows + tl.expand_dims(tl.arange(0, x.shape[1]), 0), x.shape)
-    else:
-        return tl.reshape(tl.arange(0, x.numel), x.shape)
+    return tl.reshape(tl.arange(0, x.numel), x.shape)
 
 
 @triton.jit
@@ -186,127 +182,139 @@ def mask_count(mask, T: tl.constexpr):
 
 
 @triton.jit
-def float_lanes(x, mask, MASKED: tl.constexpr):
-    """Elementwise part: (packed counts int32, lowest, highest, finite value, bad lane)."""
+def as_float(x):
+    """x as float32, or as it is if it is float64."""
     if x.dtype == tl.float64:
-        v = x
-    else:
-        v = x.to(tl.float32)
-    finite = tl.abs(v) < INF
-    counts = tl.where(v != v, 1, tl.where(v == INF, 1 << 8, tl.where(v == -INF, 1 << 16, 0)))
-    counts = tl.where(v == 0, 1 << 24, counts)
-    bad = finite == 0
-    if MASKED:
-        counts = tl.where(mask, counts, 0)
-        bad = bad & mask
-        finite = finite & mask
-    lane = tl.where(bad, lane_index(x), NO_LANE)
-    return counts, tl.where(finite, v, INF), tl.where(finite, v, -INF), tl.where(finite, v, 0), lane
+        return x
+    return x.to(tl.float32)
 
 
 @triton.jit
-def float_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
-    """Per-thread partials of one execution, each [T]:
-    nan, posinf, neginf, zero (int32), low, high (fp32 or fp64), total, squares (fp64), lane (int32)."""
-    counts, low, high, value, lane = float_lanes(x, mask, MASKED)
+def finite_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
+    """Per-thread partials over finite live lanes of one execution, each [T]: finite, zero (int32),
+    low, high (fp32 or fp64, NaN for none), total, squares (fp64)."""
+    v = as_float(x)
     K: tl.constexpr = x.numel // T
-    if K > 128:  # 8-bit counters would overflow: count each kind on its own
-        nan = tl.reduce(per_thread(counts & 1, T), 1, _add)
-        posinf = tl.reduce(per_thread((counts >> 8) & 1, T), 1, _add)
-        neginf = tl.reduce(per_thread((counts >> 16) & 1, T), 1, _add)
-        zero = tl.reduce(per_thread((counts >> 24) & 1, T), 1, _add)
-    else:
-        packed = tl.reduce(per_thread(counts, T), 1, _add)
-        nan = packed & 255
-        posinf = (packed >> 8) & 255
-        neginf = (packed >> 16) & 255
-        zero = (packed >> 24) & 255
-    low = tl.reduce(per_thread(low, T), 1, _low)
-    high = tl.reduce(per_thread(high, T), 1, _high)
-    lane = tl.reduce(per_thread(lane, T), 1, _low)
-    value = per_thread(value, T)
+    finite = tl.abs(v) < INF
+    if MASKED:
+        finite = finite & mask
+    known = per_thread(tl.where(finite, v, float("nan")), T)
+    # finite lanes in the low, zeros in the high half
+    counts = per_thread(tl.where(finite, tl.where(v == 0, 65537, 1), 0), T)
+    counts, low, high = tl.reduce((counts, known, known), 1, _merge_lanes)
+    value = tl.where(known == known, known, 0)
     if value.dtype == tl.float64 or K == 1:
         wide = value.to(tl.float64)
-        total = tl.reduce(wide, 1, _add)
-        squares = tl.reduce(wide * wide, 1, _add)
+        total, squares = tl.reduce((wide, wide * wide), 1, _merge_sums)
     else:  # Note [Sums]
-        largest = tl.reduce(value, 1, _larger)
+        largest = tl.maximum(tl.maximum(-low, high), 0.0)
         exponent = tl.minimum(largest.to(tl.int32, bitcast=True) >> 23, 253)
         scale = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
         back = ((exponent.to(tl.int64) + 896) << 52).to(tl.float64, bitcast=True)
         scaled = value * tl.expand_dims(scale, 1)
-        total = tl.reduce(scaled, 1, _add).to(tl.float64) * back
-        squares = tl.reduce(scaled * scaled, 1, _add).to(tl.float64) * back * back
-    return nan, posinf, neginf, zero, low, high, total, squares, lane
+        total, squares = tl.reduce((scaled, scaled * scaled), 1, _merge_sums)
+        total = total.to(tl.float64) * back
+        squares = squares.to(tl.float64) * back * back
+    return counts & 65535, counts >> 16, low, high, total, squares
 
 
 @triton.jit
-def _merge_floats(n0, p0, m0, z0, l0, h0, t0, s0, f0, n1, p1, m1, z1, l1, h1, t1, s1, f1):
-    return (n0 + n1, p0 + p1, m0 + m1, z0 + z1, tl.minimum(l0, l1), tl.maximum(h0, h1),
-            t0 + t1, s0 + s1, tl.minimum(f0, f1))  # fmt: skip
+def bad_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
+    """Per-thread (nan, posinf, neginf, first lane or NO_LANE) of one execution, each int32 [T]."""
+    v = as_float(x)
+    K: tl.constexpr = x.numel // T
+    kind = tl.where(v == INF, 1 << 10, tl.where(v == -INF, 1 << 20, 0))
+    kind = tl.where(v != v, 1, kind)
+    if MASKED:
+        kind = tl.where(mask, kind, 0)
+    lane = per_thread(tl.where(kind > 0, lane_index(x), NO_LANE), T)
+    if K < 1024:
+        kinds, lane = tl.reduce((per_thread(kind, T), lane), 1, _merge_kinds)
+        return kinds & 1023, (kinds >> 10) & 1023, kinds >> 20, lane
+    nan = tl.reduce(per_thread(kind & 1, T), 1, _add)
+    posinf = tl.reduce(per_thread((kind >> 10) & 1, T), 1, _add)
+    neginf = tl.reduce(per_thread(kind >> 20, T), 1, _add)
+    return nan, posinf, neginf, tl.reduce(lane, 1, _low)
 
 
 @triton.jit
-def _merge_packed(c0, l0, h0, t0, s0, f0, c1, l1, h1, t1, s1, f1):
-    return (c0 + c1, tl.minimum(l0, l1), tl.maximum(h0, h1), t0 + t1, s0 + s1, tl.minimum(f0, f1))
+def _merge_lanes(c0, l0, h0, c1, l1, h1):
+    return c0 + c1, tl.minimum(l0, l1), tl.maximum(h0, h1)
 
 
 @triton.jit
-def _put_float(base, op, MODE: tl.constexpr, executions, live, nan, posinf, neginf,
-               zero, low, high, total, squares, place, program, LANE_BITS: tl.constexpr):  # fmt: skip
-    some = live - nan - posinf - neginf > 0
-    low_key = tl.where(some, ~float_key(low), 0)
-    high_key = tl.where(some, float_key(high), 0)
-    write(base, op, MODE, executions, live, nan, posinf, neginf, zero, low_key, high_key,
-          total, squares, first_key(place, program, LANE_BITS))  # fmt: skip
+def _merge_sums(t0, s0, t1, s1):
+    return t0 + t1, s0 + s1
+
+
+@triton.jit
+def _merge_kinds(k0, f0, k1, f1):
+    return k0 + k1, tl.minimum(f0, f1)
+
+
+@triton.jit
+def _merge_bad(n0, p0, m0, f0, n1, p1, m1, f1):
+    return n0 + n1, p0 + p1, m0 + m1, tl.minimum(f0, f1)
+
+
+@triton.jit
+def _merge_partials(z0, l0, h0, t0, s0, z1, l1, h1, t1, s1):
+    return z0 + z1, tl.minimum(l0, l1), tl.maximum(h0, h1), t0 + t1, s0 + s1
+
+
+@triton.jit
+def _put_float(base, op, MODE: tl.constexpr, executions, live, zero, low, high, total, squares):
+    low_key = tl.where(low == low, ~float_key(low), 0)
+    high_key = tl.where(low == low, float_key(high), 0)
+    write(base, op, MODE, executions, live, zero, low_key, high_key, total, squares)
 
 
 @triton.jit
 def float_record(x, mask, live, iteration, base, program, op, MODE: tl.constexpr,
                  MASKED: tl.constexpr, T: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
     """Record of one execution. live: int64 live lanes; iteration: how often it ran before."""
-    nan, posinf, neginf, zero, low, high, total, squares, lane = float_partials(x, mask, MASKED, T)
-    if x.numel <= 32768:
-        counts = nan.to(tl.int64) | (posinf.to(tl.int64) << 16)
-        counts |= (neginf.to(tl.int64) << 32) | (zero.to(tl.int64) << 48)
-        counts, low, high, total, squares, lane = tl.reduce(
-            (counts, low, high, total, squares, lane), 0, _merge_packed
-        )
-        nan64 = counts & 65535
-        posinf64 = (counts >> 16) & 65535
-        neginf64 = (counts >> 32) & 65535
-        zero64 = (counts >> 48) & 65535
-    else:
-        nan, posinf, neginf, zero, low, high, total, squares, lane = tl.reduce(
-            (nan, posinf, neginf, zero, low, high, total, squares, lane), 0, _merge_floats
-        )
-        nan64 = nan.to(tl.int64)
-        posinf64 = posinf.to(tl.int64)
-        neginf64 = neginf.to(tl.int64)
-        zero64 = zero.to(tl.int64)
-    _put_float(base, op, MODE, tl.full([], 1, tl.int64), live, nan64, posinf64, neginf64, zero64,
-               low, high, total, squares, place_of(lane, iteration, LANE_BITS), program, LANE_BITS)  # fmt: skip
+    finite, zero, low, high, total, squares = finite_partials(x, mask, MASKED, T)
+    counts = finite.to(tl.int64) | (zero.to(tl.int64) << 32)
+    counts, low, high, total, squares = tl.reduce(
+        (counts, low, high, total, squares), 0, _merge_partials
+    )
+    _put_float(base, op, MODE, tl.full([], 1, tl.int64), live, counts >> 32, low, high, total,
+               squares)  # fmt: skip
+    if (counts & 0xFFFFFFFF) < live:  # Note [Non-finite lanes]
+        nan, posinf, neginf, lane = bad_partials(x, mask, MASKED, T)
+        nan, posinf, neginf, lane = tl.reduce((nan, posinf, neginf, lane), 0, _merge_bad)
+        limit = (1 << (35 - LANE_BITS)) - 1
+        place = (tl.minimum(iteration, limit) << LANE_BITS) | lane.to(tl.int64)
+        write_bad(base, op, MODE, nan.to(tl.int64), posinf.to(tl.int64), neginf.to(tl.int64), place,
+                  program)  # fmt: skip
 
 
 @triton.jit
-def float_accumulate(x, mask, iteration, nan, posinf, neginf, zero, low, high, total, squares, place,
+def float_accumulate(x, mask, iteration, nan, posinf, neginf, place, zero, low, high, total, squares,
                      MASKED: tl.constexpr, T: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
-    """Loop-carried partials after one more execution; counters int32, place int64, all [T]."""
-    n, p, m, z, lo, hi, t, s, lane = float_partials(x, mask, MASKED, T)
-    here = place_of(lane, iteration, LANE_BITS)
-    return (nan + n, posinf + p, neginf + m, zero + z, tl.minimum(low, lo), tl.maximum(high, hi),
-            total + t, squares + s, tl.minimum(place, here))  # fmt: skip
+    """Loop-carried partials after one more execution, all [T]; place as in `write_bad`, int64."""
+    _, z, lo, hi, t, s = finite_partials(x, mask, MASKED, T)
+    n, p, m, lane = bad_partials(x, mask, MASKED, T)
+    limit = (1 << (35 - LANE_BITS)) - 1
+    here = (tl.minimum(iteration, limit) << LANE_BITS) | lane.to(tl.int64)
+    here = tl.where(lane == NO_LANE, NO_PLACE, here)
+    return (nan + n, posinf + p, neginf + m, tl.minimum(place, here), zero + z,
+            tl.minimum(low, lo), tl.maximum(high, hi), total + t, squares + s)  # fmt: skip
 
 
 @triton.jit
-def float_total(nan, posinf, neginf, zero, low, high, total, squares, place, live, executions, base,
-                program, op, MODE: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
+def float_total(nan, posinf, neginf, place, zero, low, high, total, squares, live, executions, base,
+                program, op, MODE: tl.constexpr):  # fmt: skip
     """Record of loop-carried partials."""
-    nan, posinf, neginf, zero, low, high, total, squares, place = tl.reduce(
-        (nan.to(tl.int64), posinf.to(tl.int64), neginf.to(tl.int64), zero.to(tl.int64), low, high,
-         total, squares, place), 0, _merge_floats)  # fmt: skip
-    _put_float(base, op, MODE, executions, live, nan, posinf, neginf, zero, low, high, total,
-               squares, place, program, LANE_BITS)  # fmt: skip
+    zero, low, high, total, squares = tl.reduce(
+        (zero.to(tl.int64), low, high, total, squares), 0, _merge_partials
+    )
+    _put_float(base, op, MODE, executions, live, zero, low, high, total, squares)
+    nan, posinf, neginf, place = tl.reduce(
+        (nan.to(tl.int64), posinf.to(tl.int64), neginf.to(tl.int64), place), 0, _merge_bad
+    )
+    if place != NO_PLACE:
+        write_bad(base, op, MODE, nan, posinf, neginf, place, program)
 
 
 @triton.jit
@@ -341,35 +349,25 @@ def int_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
     """Per-thread partials, each [T]: zero int32, low, high int32 or int64, total, squares fp64."""
     zero, low, high, wide = int_lanes(x, mask, MASKED)
     wide = per_thread(wide, T)
-    return (
-        tl.reduce(per_thread(zero, T), 1, _add),
-        tl.reduce(per_thread(low, T), 1, _low),
-        tl.reduce(per_thread(high, T), 1, _high),
-        tl.reduce(wide, 1, _add),
-        tl.reduce(wide * wide, 1, _add),
+    return tl.reduce(
+        (per_thread(zero, T), per_thread(low, T), per_thread(high, T), wide, wide * wide),
+        1,
+        _merge_partials,
     )
 
 
 @triton.jit
-def _merge_ints(z0, l0, h0, t0, s0, z1, l1, h1, t1, s1):
-    return z0 + z1, tl.minimum(l0, l1), tl.maximum(h0, h1), t0 + t1, s0 + s1
-
-
-@triton.jit
-def _put_int(base, op, MODE: tl.constexpr, executions, live, zero, low, high, total,
-             squares):  # fmt: skip
-    none = tl.full([], 0, tl.int64)
+def _put_int(base, op, MODE: tl.constexpr, executions, live, zero, low, high, total, squares):
     low_key = tl.where(live > 0, ~(low.to(tl.int64) ^ SIGN), 0)
     high_key = tl.where(live > 0, high.to(tl.int64) ^ SIGN, 0)
-    write(base, op, MODE, executions, live, none, none, none, zero.to(tl.int64), low_key, high_key,
-          total, squares, none)  # fmt: skip
+    write(base, op, MODE, executions, live, zero.to(tl.int64), low_key, high_key, total, squares)
 
 
 @triton.jit
-def int_record(x, mask, live, base, op, MODE: tl.constexpr, MASKED: tl.constexpr,
-               T: tl.constexpr):  # fmt: skip
-    zero, low, high, total, squares = int_partials(x, mask, MASKED, T)
-    zero, low, high, total, squares = tl.reduce((zero, low, high, total, squares), 0, _merge_ints)
+def int_record(x, mask, live, base, op, MODE: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr):
+    """Record of one execution of an integer statement."""
+    partials = int_partials(x, mask, MASKED, T)
+    zero, low, high, total, squares = tl.reduce(partials, 0, _merge_partials)
     _put_int(base, op, MODE, tl.full([], 1, tl.int64), live, zero, low, high, total, squares)
 
 
@@ -380,10 +378,9 @@ def int_accumulate(x, mask, zero, low, high, total, squares, MASKED: tl.constexp
 
 
 @triton.jit
-def int_total(zero, low, high, total, squares, live, executions, base, op,
-              MODE: tl.constexpr):  # fmt: skip
+def int_total(zero, low, high, total, squares, live, executions, base, op, MODE: tl.constexpr):
     zero, low, high, total, squares = tl.reduce(
-        (zero.to(tl.int64), low, high, total, squares), 0, _merge_ints
+        (zero.to(tl.int64), low, high, total, squares), 0, _merge_partials
     )
     _put_int(base, op, MODE, executions, live, zero, low, high, total, squares)
 
@@ -392,3 +389,29 @@ def int_total(zero, low, high, total, squares, live, executions, base, op,
 def mask_any(mask, AXIS: tl.constexpr):
     """Where any lane along AXIS is valid, i1."""
     return tl.reduce(mask.to(tl.int32), AXIS, _high) != 0
+
+
+@triton.jit
+def histogram(x, mask, records, program, block, BLOCKS: tl.constexpr, SHARDS: tl.constexpr,
+              MASKED: tl.constexpr):  # fmt: skip
+    """Count finite non-zero live lanes per signed binade (records.layout, HIST_*)."""
+    if x.dtype == tl.float64:
+        v = x
+        exponent = (((x.to(tl.int64, bitcast=True) >> 52) & 2047) - 1023).to(tl.int32)
+    else:
+        v = x.to(tl.float32)
+        exponent = ((v.to(tl.int32, bitcast=True) >> 23) & 255) - 127
+    magnitude = tl.minimum(tl.maximum(exponent, -24), 7) + 24
+    bucket = tl.where(v < 0, 31 - magnitude, 32 + magnitude)
+    keep = (tl.abs(v) < INF) & (v != 0)
+    if MASKED:
+        keep = keep & mask
+    bins = tl.arange(0, 64)
+    if x.numel == 1:
+        here = tl.broadcast_to(tl.reshape(bucket, [1]), [64]) == bins
+        counts = (here & tl.broadcast_to(tl.reshape(keep, [1]), [64])).to(tl.int32)
+    else:
+        counts = tl.histogram(tl.reshape(bucket, [x.numel]), 64, mask=tl.reshape(keep, [x.numel]))
+    shard = (program % SHARDS).to(tl.int32)
+    at = records.to(tl.pointer_type(tl.int64)) + (shard * BLOCKS + block) * 64 + bins
+    tl.atomic_add(at, counts.to(tl.int64), mask=counts > 0, sem="relaxed")

@@ -73,6 +73,12 @@ def _conjuncts(value: Value) -> set[int]:
     return {id(value)}
 
 
+def _leaves(value: Value) -> set[int]:
+    if value.op is not None and value.op.name == "arith.andi":
+        return set().union(*(_leaves(v) for v in value.op.operands))
+    return {id(value)}
+
+
 def _implies(condition: Value, mask: Mask) -> bool:
     """Whether the mask is surely true wherever the condition is true."""
     if mask is ALL:
@@ -80,6 +86,13 @@ def _implies(condition: Value, mask: Mask) -> bool:
     if mask.kind == "and":
         return all(_implies(condition, part) for part in mask.arguments)
     return mask.kind == "value" and id(mask.arguments[0]) in _conjuncts(condition)
+
+
+def implied_by(condition: Value, mask: Mask) -> bool:
+    """Whether the condition is surely true wherever the mask is."""
+    if mask.kind == "and":
+        return any(implied_by(condition, part) for part in mask.arguments)
+    return mask.kind == "value" and _leaves(condition) <= _conjuncts(mask.arguments[0])
 
 
 class ValidLanes:

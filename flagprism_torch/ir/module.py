@@ -436,7 +436,9 @@ def _result_types(op: Op, signature: str, count: int) -> list[Type]:
     if not types and op.head.split()[:1] in (["true"], ["false"]):  # printed without its type, i1
         return [parse_type("i1")]
     if not types:
-        raise ValueError(f"cannot read the result type of {op.name} at line {op.line + 1}: {op.head}")
+        raise ValueError(
+            f"cannot read the result type of {op.name} at line {op.line + 1}: {op.head}"
+        )
     if op.name == "tt.make_tensor_descriptor":  # the prefix is left out in print
         return [parse_type("!tt.tensordesc" + types[-1].text)]
     if op.name == "tt.load":

@@ -2,8 +2,8 @@
 
 Note [Buffer lifetime]
 All buffers of a (device, stream) pair are allocated, written, folded and copied on that stream, so
-stream order is the only synchronisation: scratch is reused by the next launch, and the folded area
-after its copy was queued. Launches of one stream are serialised by a lock, because a twin and its
+stream order is the only synchronisation: scratch is reused by the next launch (the fold leaves it
+zero, as every launch needs it), and the folded area after its copy was queued. Launches of one stream are serialised by a lock, because a twin and its
 fold must not be separated by another thread's twin.
 """
 
@@ -18,11 +18,10 @@ from typing import Any
 import torch
 
 from flagprism_torch.records import native
-from flagprism_torch.records.layout import HIST_BUCKETS, RECORD_WORDS
+from flagprism_torch.records.layout import HIST_BUCKETS, HIST_SHARDS, RECORD_WORDS
 from flagprism_torch.records.model import Launch, OpTable
 
 FOLDED_WORDS = 1 << 18  # folded area of a stream: 1 MiB, about 10,000 records
-HIST_SHARDS = 32  # histogram counters of one value are spread over this many copies
 HIST_WORDS = HIST_BUCKETS * 2
 
 
@@ -86,8 +85,12 @@ class RecordBuffers:
         words = words_of(table)
         with owner.lock:
             rows = slots or note.programs
-            scratch = self._scratch(owner, table, rows, zero=slots > 0)
-            result = call(scratch)
+            scratch = self._scratch(owner, table, rows)
+            try:
+                result = call(scratch)
+            except BaseException:
+                owner.scratch = None  # whatever was written must not reach the next launch
+                raise
             if note.programs == 0:
                 return result
             if owner.folded is None or owner.used + words > owner.folded.numel():
@@ -159,16 +162,12 @@ class RecordBuffers:
         return owner
 
     @staticmethod
-    def _scratch(owner: _Stream, table: OpTable, rows: int, zero: bool) -> torch.Tensor:
+    def _scratch(owner: _Stream, table: OpTable, rows: int) -> torch.Tensor:
         histograms = table.histograms * HIST_SHARDS * HIST_WORDS
         words = rows * table.records * RECORD_WORDS + histograms
         if owner.scratch is None or owner.scratch.numel() < words:
             owner.scratch = None  # free the old one first
             owner.scratch = native.new_buffer(max(words, 1 << 16), owner.device)
-        elif zero:
-            owner.scratch[:words].zero_()
-        elif histograms:
-            owner.scratch[:histograms].zero_()
         return owner.scratch
 
     @staticmethod
@@ -182,9 +181,11 @@ class RecordBuffers:
             block = scratch[:shards].view(torch.int64)
             counts = block.view(HIST_SHARDS, table.histograms * HIST_BUCKETS).sum(0)
             out[records * RECORD_WORDS :].view(torch.int64).copy_(counts)
+            block.zero_()
         body, target = scratch[shards : shards + words], out[: records * RECORD_WORDS]
         if owner.device.type == "cpu":
             native.fold(body, target, rows, records)
+            body.zero_()
             return
         from flagprism_torch.records import fold
 

@@ -28,8 +28,9 @@ def _high(a, b):
 
 
 @triton.jit
-def _merge_rows(pointer, first, last, stride, BLOCK: tl.constexpr):
-    """Merge rows first..last of int64 [rows, 12] (`stride` apart) into one [16] vector."""
+def _merge_rows(pointer, first, last, stride, BLOCK: tl.constexpr, CLEAR: tl.constexpr):
+    """Merge rows first..last of int64 [rows, 12] (`stride` apart) into one [16] vector, leaving
+    zeros if CLEAR."""
     row = tl.arange(0, BLOCK)
     column = tl.arange(0, 16)
     counts = tl.zeros([BLOCK, 16], tl.int64)
@@ -40,6 +41,8 @@ def _merge_rows(pointer, first, last, stride, BLOCK: tl.constexpr):
         live = (rows < last)[:, None] & (column < 12)[None, :]
         at = pointer + rows.to(tl.int64)[:, None] * stride + column[None, :]
         value = tl.load(at, mask=live, other=0)
+        if CLEAR:
+            tl.store(at, tl.zeros_like(value), mask=live)
         counts += value
         keys = tl.maximum(keys, value.to(tl.uint64, bitcast=True))
         sums += value.to(tl.float64, bitcast=True)
@@ -54,7 +57,7 @@ def _merge_rows(pointer, first, last, stride, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["slots"])
 def fold_kernel(scratch, partial, tickets, out, slots, OPS: tl.constexpr, CHUNK: tl.constexpr,
                 BLOCK: tl.constexpr):  # fmt: skip
-    """scratch int64 [slots, OPS, 12] -> out int64 [OPS, 12]; partial int64 [OPS, chunks, 12];
+    """scratch int64 [slots, OPS, 12] -> out int64 [OPS, 12], leaving scratch zero; partial int64 [OPS, chunks, 12];
     tickets int32 [OPS], zero before and after."""
     op = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -73,7 +76,9 @@ def fold_kernel(scratch, partial, tickets, out, slots, OPS: tl.constexpr, CHUNK:
         ticket = tl.atomic_add(tickets + op, 1, sem="acq_rel", scope="gpu")
         if ticket == chunks - 1:
             tl.debug_barrier()
-            whole = _merge_rows(partial + op.to(tl.int64) * chunks * 12, 0, chunks, 12, BLOCK)
+            whole = _merge_rows(
+                partial + op.to(tl.int64) * chunks * 12, 0, chunks, 12, BLOCK, False
+            )
             tl.store(out + op * 12 + column, whole, mask=column < 12)
             tl.store(tickets + op, 0)
 

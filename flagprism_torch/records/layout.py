@@ -52,6 +52,7 @@ MIN_KEY, MAX_KEY, SUM, SUMSQ, FIRST, SCALE, FLAGS = 12, 14, 16, 18, 20, 22, 23
 # Magnitude index m = clamp(floor(log2(|x|)), -24, 7) + 24; bucket = 31 - m (negative), 32 + m (positive).
 # So buckets ascend with the value. Zeros are counted in `zero`, not in a bucket.
 HIST_BUCKETS = 64
+HIST_SHARDS = 32  # on the device, counters of one value are spread over this many copies
 HIST_MIN_EXP = -24
 HIST_MAX_EXP = 7
 

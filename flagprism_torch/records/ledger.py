@@ -21,7 +21,7 @@ from flagprism_torch.records.layout import (
     RECORD_WORDS,
     unpack_first,
 )
-from flagprism_torch.records.model import Block, Launch, OpTable
+from flagprism_torch.records.model import Block, Launch
 
 KEPT_STEPS = 16
 _Key = tuple[str, str, int]
