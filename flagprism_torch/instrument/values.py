@@ -6,8 +6,8 @@ two steps, so that a loop pays no cross-lane reduction per iteration:
 1. `*_partials`: elementwise work, then a reduction along the lanes one thread holds, [T] partials;
 2. `*_total`: one reduction over the T threads, then `write`.
 
-Inside an `scf.for` the [T] partials are loop-carried (`*_accumulate`) and step 2 runs once after the
-outermost loop. T is a power of two (`backends.profile.Profile.threads`).
+Inside an `scf.for` the [T] partials are loop-carried (`*_accumulate`), and step 2 runs once after
+the outermost loop. T is a power of two (`backends.profile.Profile.threads`).
 
 Note [Lane order]
 `reshape` below is generated with `allow_reorder`, so that a thread keeps its own elements. All
@@ -146,10 +146,12 @@ def lane_index(x):
     """Row-major lane index, int32, shape of x."""
     if len(x.shape) == 1:
         return tl.arange(0, x.numel)
-    if len(x.shape) == 2:  # sums of ranges need no layout conversion, a reshape may
+    elif len(x.shape) == 2:  # noqa: RET505 (in Triton a branch not taken needs its else)
+        # sums of ranges need no layout conversion, a reshape may
         rows = tl.expand_dims(tl.arange(0, x.shape[0]) * x.shape[1], 1)
         return tl.broadcast_to(rows + tl.expand_dims(tl.arange(0, x.shape[1]), 0), x.shape)
-    return tl.reshape(tl.arange(0, x.numel), x.shape)
+    else:
+        return tl.reshape(tl.arange(0, x.numel), x.shape)
 
 
 @triton.jit
@@ -186,7 +188,8 @@ def as_float(x):
     """x as float32, or as it is if it is float64."""
     if x.dtype == tl.float64:
         return x
-    return x.to(tl.float32)
+    else:  # noqa: RET505 (in Triton a branch not taken needs its else)
+        return x.to(tl.float32)
 
 
 @triton.jit
@@ -199,8 +202,9 @@ def finite_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
     if MASKED:
         finite = finite & mask
     known = per_thread(tl.where(finite, v, float("nan")), T)
-    # finite lanes in the low, zeros in the high half
-    counts = per_thread(tl.where(finite, tl.where(v == 0, 65537, 1), 0), T)
+    # finite lanes in the low, zeros in the high half; int64 where int32 could overflow
+    HALF: tl.constexpr = 16 if K < 32768 else 32
+    counts = per_thread(tl.where(finite, tl.where(v == 0, (1 << HALF) + 1, 1), 0), T)
     counts, low, high = tl.reduce((counts, known, known), 1, _merge_lanes)
     value = tl.where(known == known, known, 0)
     if value.dtype == tl.float64 or K == 1:
@@ -215,7 +219,8 @@ def finite_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
         total, squares = tl.reduce((scaled, scaled * scaled), 1, _merge_sums)
         total = total.to(tl.float64) * back
         squares = squares.to(tl.float64) * back * back
-    return counts & 65535, counts >> 16, low, high, total, squares
+    finite_count = (counts & ((1 << HALF) - 1)).to(tl.int32)
+    return finite_count, (counts >> HALF).to(tl.int32), low, high, total, squares
 
 
 @triton.jit
@@ -230,11 +235,15 @@ def bad_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
     lane = per_thread(tl.where(kind > 0, lane_index(x), NO_LANE), T)
     if K < 1024:
         kinds, lane = tl.reduce((per_thread(kind, T), lane), 1, _merge_kinds)
-        return kinds & 1023, (kinds >> 10) & 1023, kinds >> 20, lane
-    nan = tl.reduce(per_thread(kind & 1, T), 1, _add)
-    posinf = tl.reduce(per_thread((kind >> 10) & 1, T), 1, _add)
-    neginf = tl.reduce(per_thread(kind >> 20, T), 1, _add)
-    return nan, posinf, neginf, tl.reduce(lane, 1, _low)
+        nan = kinds & 1023
+        posinf = (kinds >> 10) & 1023
+        neginf = kinds >> 20
+    else:
+        nan = tl.reduce(per_thread(kind & 1, T), 1, _add)
+        posinf = tl.reduce(per_thread((kind >> 10) & 1, T), 1, _add)
+        neginf = tl.reduce(per_thread(kind >> 20, T), 1, _add)
+        lane = tl.reduce(lane, 1, _low)
+    return nan, posinf, neginf, lane
 
 
 @triton.jit
