@@ -1,0 +1,1 @@
+"""What observing costs, against no tool and against the tools people use today."""
