@@ -57,15 +57,15 @@ def _merge_rows(pointer, first, last, stride, BLOCK: tl.constexpr, CLEAR: tl.con
 @triton.jit(do_not_specialize=["slots"])
 def fold_kernel(scratch, partial, tickets, out, slots, OPS: tl.constexpr, CHUNK: tl.constexpr,
                 BLOCK: tl.constexpr):  # fmt: skip
-    """scratch int64 [slots, OPS, 12] -> out int64 [OPS, 12], leaving scratch zero; partial int64 [OPS, chunks, 12];
-    tickets int32 [OPS], zero before and after."""
+    """scratch int64 [slots, OPS, 12] -> out int64 [OPS, 12], leaving scratch zero; partial int64
+    [OPS, chunks, 12]; tickets int32 [OPS], zero before and after."""
     op = tl.program_id(0)
     chunk = tl.program_id(1)
     chunks = tl.num_programs(1)
     column = tl.arange(0, 16)
     first = chunk * CHUNK
     merged = _merge_rows(
-        scratch + op * 12, first, tl.minimum(first + CHUNK, slots), OPS * 12, BLOCK
+        scratch + op * 12, first, tl.minimum(first + CHUNK, slots), OPS * 12, BLOCK, True
     )
     if chunks == 1:
         tl.store(out + op * 12 + column, merged, mask=column < 12)
