@@ -175,7 +175,7 @@ class ValidLanes:
             return both(own, pointer)
         if name == "tt.atomic_cas":  # has no mask, and its result is what memory held
             return self.of(operands[0])
-        if not value.type.is_tensor and name != "tt.reduce":
+        if not value.type.is_tensor:  # also a sum of all lanes: the program has one value to use
             return ALL
         masks = [self.of(v) for v in operands]
         if name == "arith.select":
@@ -195,8 +195,10 @@ class ValidLanes:
             combined = ALL
             for mask in masks:
                 combined = both(combined, mask)
-            if combined in (ALL, UNKNOWN) or axis is None or not value.type.is_tensor:
-                return UNKNOWN if combined is UNKNOWN else ALL
+            if combined in (ALL, UNKNOWN):
+                return combined
+            if axis is None:
+                return UNKNOWN
             return Mask("any", value.type.like("i1"), (combined, axis))
         if name == "tt.scan":
             combined = ALL
