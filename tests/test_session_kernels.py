@@ -139,7 +139,8 @@ def scalars(x_ptr, o_ptr, scale, n):
     x = tl.load(x_ptr + row)
     y = x * scale
     count = tl.load(n + row)
-    tl.store(o_ptr + row, y + count)
+    some = tl.load(x_ptr + row, mask=row > 5, other=1.0)
+    tl.store(o_ptr + row, y + count + some)
 
 
 def test_scalars(device: str) -> None:
@@ -152,6 +153,7 @@ def test_scalars(device: str) -> None:
     check(row_of(table, "y"), x * 3.0, executions=9)
     assert row_of(table, "y").first_nonfinite == ((6, 0, 0), 0, 0)
     check(row_of(table, "count"), n, executions=9)
+    check(row_of(table, "some"), x[6:], lanes=9, executions=9, mask="valid")
     check(row_of(table, role="store"), o, executions=9)
 
 

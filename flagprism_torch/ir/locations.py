@@ -1,4 +1,4 @@
-"""Locations of TTIR: from `loc(...)` text to source frames, and from frames to the statement's text.
+"""Locations of TTIR: from `loc(...)` text to source frames, and from frames to the statement.
 
 Grammar seen in Triton 3.6 to 3.9: `"file":L:C`, `"name"(inner)`, `callsite(callee at caller)`,
 `fused<..>[a, b]`, `unknown`, and aliases `#locN` that are listed at the end of the module. Columns

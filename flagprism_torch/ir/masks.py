@@ -224,7 +224,7 @@ class ValidLanes:
         return Mask("select", condition.type, (condition, masks[1], masks[2]))
 
     def _dot(self, op: Op, masks: list[Mask]) -> Mask:
-        """A product is valid where its row and its column have a valid element, as is its addend."""
+        """A product is valid where its row and its column have a valid element, and its addend."""
         left, right, addend = masks[:3]
         if UNKNOWN in (left, right, addend) or op.name == "tt.dot_scaled":
             return UNKNOWN

@@ -122,8 +122,8 @@ class Value:
 
 @dataclass(eq=False, repr=False)
 class Op:
-    """An operation; operands in MLIR's order. `line` is its first text line, `end` its last (equal without regions); `head` is
-    the text after the name, before the types; `attributes` include those after the regions."""
+    """An operation; operands in MLIR's order. `line` is its first text line, `end` its last (equal
+    without regions); `head` is the text after the name, before the types, attributes included."""
 
     name: str
     line: int
