@@ -50,7 +50,7 @@ def test_load_outside_every_argument() -> None:
     with pytest.raises(InvalidPointerError) as caught:
         beyond[(4,)](x, o, 1 << 20, B=16)
     text = str(caught.value)
-    assert f"test_cpu_backend.py:{line}: v = tl.load(x + i + shift)" in text
+    assert f"test_cpu_memory.py:{line}: v = tl.load(x + i + shift)" in text
     assert f"{(1 << 22) - 256 + 4} bytes beyond the end of the storage of argument x" in text
     assert "kernel beyond reads 4 bytes" in text
     assert "program (0, 0, 0), lane 0" in text
