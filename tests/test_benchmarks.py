@@ -10,6 +10,16 @@ import pytest
 from benchmarks.measure import geometric_mean, interleaved, plain
 from benchmarks.rows import GROUPS
 from benchmarks.run import main, table
+from flagprism_torch.backends.cpu import register, unregister
+
+
+@pytest.fixture(scope="module", autouse=True)
+def backend():
+    """Sessions register the backend for good; here it goes with the last test."""
+    registered = register("benchmarks")  # False beside a GPU
+    yield
+    if registered:
+        unregister("benchmarks")
 
 
 @pytest.mark.slow
