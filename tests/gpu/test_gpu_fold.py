@@ -36,8 +36,9 @@ def test_equals_the_native_fold(device: str, slots: int, ops: int):
     tickets = torch.zeros(ops, dtype=torch.int32, device=device)
     for _ in range(2):  # tickets are left as they were found
         out = torch.full((ops * RECORD_WORDS,), -1, dtype=torch.int32, device=device)
+        records = scratch.clone().to(device)
         fold.launch(
-            scratch.to(device).view(torch.int64),
+            records.view(torch.int64),
             partial.view(torch.int64),
             tickets,
             out.view(torch.int64),
@@ -45,4 +46,5 @@ def test_equals_the_native_fold(device: str, slots: int, ops: int):
             ops,
         )
         assert torch.equal(out.cpu(), wanted)
+        assert not records.any()  # zeroed for the next launch
         assert not tickets.any()
