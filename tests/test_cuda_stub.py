@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from triton_versions import FOLDERS, OWN, VERSIONS, run_child
+from triton_versions import FOLDERS, OWN, VERSIONS, once, run_child
 
 HERE = Path(__file__).parent / "fake_cuda"
 POINTER = 8
@@ -28,10 +28,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the stub, under both names that are looked for."""
-    folder = tmp_path_factory.mktemp("libcuda")
+def _build(folder: Path) -> Path:
+    """Build the stub, under both names that are looked for."""
     include = FOLDERS[OWN.version] / "triton" / "backends" / "nvidia" / "include"
     built = folder / "libcuda.so.1"
     command = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", f"-I{include}"]
@@ -41,18 +39,19 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
-def seen(
-    request: pytest.FixtureRequest, library: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Any:
-    folder = tmp_path_factory.mktemp("launches")
-    path = [str(library), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    env = {
-        "TRITON_LIBCUDA_PATH": str(library),
-        "LD_LIBRARY_PATH": os.pathsep.join(path),
-        "TRITON_CACHE_DIR": str(folder / "cache"),
-        "CUDA_STUB_LOG": str(folder / "log"),
-    }
-    found = run_child(request.param, HERE / "launches.py", env=env)
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    def launch(folder: Path) -> Any:
+        library = _build(folder)
+        path = [str(library), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        env = {
+            "TRITON_LIBCUDA_PATH": str(library),
+            "LD_LIBRARY_PATH": os.pathsep.join(path),
+            "TRITON_CACHE_DIR": str(folder / "cache"),
+            "CUDA_STUB_LOG": str(folder / "log"),
+        }
+        return run_child(request.param, HERE / "launches.py", env=env)
+
+    found = once(tmp_path_factory, f"launches-{request.param}", launch)
     assert found["triton"] == request.param
     assert list(found["cases"]) == CASES
     return found

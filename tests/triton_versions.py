@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 OWN = importlib.metadata.distribution("triton")
@@ -41,3 +45,18 @@ def run_child(
     )
     assert done.returncode == 0, f"{script.name} under Triton {version}:\n{done.stderr[-6000:]}"
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Any:
+    """What `make(folder)` returned, a JSON value; called by one worker of pytest-xdist only."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder = base / name
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = base / f"{name}.json"
+        if not result.exists():
+            folder.mkdir()  # exists if it failed before
+            result.write_text(json.dumps(make(folder)))
+    return json.loads(result.read_text())
