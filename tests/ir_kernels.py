@@ -161,3 +161,16 @@ def nested(x_ptr, o_ptr, scale, BLOCK: tl.constexpr):
     z = y * separate(scale, scale)
     tl.device_print("text (with %names, : and {braces) ->", z)
     tl.store(o_ptr + i, z)
+
+
+@triton.jit
+def pieces(x_ptr, o_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i)
+    even, odd = tl.split(tl.reshape(x, [BLOCK // 2, 2]))
+    joined = tl.join(even * 2.0, odd)
+    turned = tl.flip(x, 0) + 1.0
+    picked = tl.gather(x, i ^ 1, 0)
+    counts = tl.histogram((x * 4.0).to(tl.int32), 16)
+    tl.store(o_ptr + i, tl.reshape(joined, [BLOCK]) + turned + picked)
+    tl.store(o_ptr + tl.arange(0, 16), counts)

@@ -35,6 +35,7 @@ SIZES = {
     "descriptors": {"ROWS": 8, "COLUMNS": 16},
     "atomics": {"BLOCK": 16},
     "nested": {"BLOCK": 16},
+    "pieces": {"BLOCK": 32},
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from ir_kernels import pieces
 from session_rows import check, row_of
 from triton.language.extra import libdevice
 
@@ -394,6 +395,33 @@ def test_sort_and_topk(device: str) -> None:
     check(row_of(table, "ordered"), x[:32])
     check(row_of(table, "best"), x[32:].topk(4).values)
     assert len(table) == 6  # one row per statement
+
+
+def test_pieces(device: str) -> None:
+    """Splitting, joining, flipping, gathering and counting tiles."""
+    x = torch.rand(32, device=device) * 3.0
+    o = torch.empty(32, device=device)
+    table = recorded(lambda: pieces[(1,)](x, o, BLOCK=32))
+    check(row_of(table, "x"), x)
+    check(row_of(table, "turned"), x.flip(0) + 1.0)
+    check(row_of(table, "picked"), x)
+    check(row_of(table, "counts"), torch.bincount((x * 4.0).int(), minlength=16))
+
+
+@triton.jit
+def scaled_fp64(x_ptr, o_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(o_ptr + i, tl.load(x_ptr + i))
+
+
+@pytest.mark.parametrize("magnitude", [1e150, 1e-140, 1e200, 1e-200])
+def test_no_l2_is_better_than_a_wrong_one(magnitude: float, device: str) -> None:
+    x = torch.full((8,), magnitude, dtype=torch.float64, device=device)
+    table = recorded(lambda: scaled_fp64[(1,)](x, torch.empty_like(x), BLOCK=8))
+    row = row_of(table, role="store")
+    assert (row.min, row.max, row.mean) == (magnitude, magnitude, magnitude)
+    fits = 1e-145 < magnitude < 1e154
+    assert row.l2 == (pytest.approx(magnitude * 8**0.5, rel=1e-5) if fits else None)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from ..records import layout
 from ..records.model import NO_MODULE, Block, CallSite, OpEntry, Origin, Row, StatementOrigin
 
 EXACT_INTEGERS = 2.0**53  # float64 holds every integer below
+SMALL_SQUARES = 2.0**-960  # below, squares have lost bits that their sum needs
 
 
 def rows(step: int | None, blocks: Iterable[Block]) -> list[Row]:
@@ -114,7 +115,7 @@ def _row(step: int | None, block: Block, entry: OpEntry, record: Any) -> Row:
         total = float(record["sum"])
         # The sum itself left float64's range: no mean is better than a wrong one.
         mean = total / finite if math.isfinite(total) else None
-        l2 = _root(float(record["sumsq"]), int(record["scale"]))
+        l2 = _root(float(record["sumsq"]), int(record["scale"]), max(abs(low), abs(high)))
         inexact = not layout.is_float(entry.dtype) and _passed_exact(total, low, high, finite)
     first = block.firsts.get(entry.op_id)
     return Row(
@@ -155,8 +156,11 @@ def _row(step: int | None, block: Block, entry: OpEntry, record: Any) -> Row:
     )
 
 
-def _root(sumsq: float, scale: int) -> float:
-    """sqrt(sumsq * 2**(2 * scale)); inf only if the root itself passes float64's range."""
+def _root(sumsq: float, scale: int, largest: float) -> float | None:
+    """sqrt(sumsq * 2**(2 * scale)), inf if the root itself passes float64's range. None if the sum
+    of squares left that range, as fp64 values beyond 1e154 or all below 1e-145 make it."""
+    if not math.isfinite(sumsq) or (largest > 0 and sumsq < SMALL_SQUARES):
+        return None
     try:
         return math.ldexp(math.sqrt(sumsq), scale)
     except OverflowError:

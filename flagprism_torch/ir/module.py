@@ -220,7 +220,7 @@ class Module:
         while depth:
             depth += (text[at] == "(") - (text[at] == ")")
             at += 1
-        arguments = []
+        arguments: list[Value] = []
         scope: dict[str, Value] = {}
         for part in split_top(text[start : at - 1], ", "):
             if part.strip():
@@ -431,7 +431,8 @@ def _result_types(op: Op, signature: str, count: int) -> list[Type]:
     for arrow in (" -> ", " to "):
         sides = split_top(signature, arrow)
         if len(sides) == 2:
-            return parse_types(sides[1])
+            types = parse_types(sides[1])
+            return types * count if len(types) == 1 else types  # tt.split prints one for both
     types = parse_types(signature)
     if not types and op.head.split()[:1] in (["true"], ["false"]):  # printed without its type, i1
         return [parse_type("i1")]
