@@ -233,7 +233,7 @@ def _cube(device: str) -> Result:
 
 def _fp8(device: str) -> list[Case]:
     pairs = [("fp8_e5m2", torch.float8_e5m2, torch.float8_e5m2)]
-    if not large(device) or torch.cuda.get_device_capability() >= (8, 9):
+    if device != "cuda" or torch.cuda.get_device_capability() >= (8, 9):
         pairs.append(("fp8_e4m3", torch.float8_e4m3fn, torch.float8_e4m3fn))
     return [Case(name, _convert(source, target)) for name, source, target in pairs]
 

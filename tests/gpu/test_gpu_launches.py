@@ -25,32 +25,45 @@ def _add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, block: int = 512) 
 
 
 def test_two_streams_at_once(device: str):
+    """Both streams are behind with their work whenever step() is called on a third."""
     n = 1_000_001 if large(device) else 2_001
     left = [normal(device, n, seed=i) for i in range(4)]
     right = [normal(device, n, seed=10 + i) for i in range(4)]
     sums, other = [torch.empty(n, device=device) for _ in left], torch.empty(n, device=device)
+    work = [torch.zeros(1 << (26 if large(device) else 4), device=device) for _ in range(2)]
     streams: list[Any] = [contextlib.nullcontext(), contextlib.nullcontext()]
     if device != "cpu":
         torch.accelerator.synchronize()
         streams = [torch.Stream(device=device) for _ in range(2)]
+
+    def busy(tensor: torch.Tensor) -> None:
+        for _ in range(100 if large(device) else 1):
+            tensor.add_(1)
+
+    def round_of(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
+        with streams[0]:
+            busy(work[0])
+            _add(x, y, out)
+        with streams[1]:
+            busy(work[1])
+            kernels.integers[(triton.cdiv(n, 512),)](
+                x.view(torch.int32), other.view(torch.int32), n, BLOCK=512
+            )
+
     with flagprism_torch.debug(logdir=False) as session:
         for x, y, out in zip(left, right, sums, strict=True):
-            with streams[0]:
-                _add(x, y, out)
-            with streams[1]:
-                kernels.integers[(triton.cdiv(n, 512),)](
-                    x.view(torch.int32), other.view(torch.int32), n, BLOCK=512
-                )
-        if device != "cpu":
-            torch.accelerator.synchronize()
-    table = session.table()
-    added = table.where(kernel="vector_add")
-    check_row(find(added, "x = tl.load"), Seen(torch.cat(left)))
-    check_row(find(added, "y = tl.load"), Seen(torch.cat(right)))
-    check_row(find(added, "tl.store"), Seen(torch.cat(sums)))
-    bits = torch.cat([x.view(torch.int32) for x in left])
-    check_row(find(table.where(kernel="integers"), "flipped"), Seen(bits ^ 3))
-    assert all(row.launches == len(left) for row in table)
+            round_of(x, y, out)
+            session.step()
+    for step, (x, y, out) in enumerate(zip(left, right, sums, strict=True)):
+        table = session.table(step=step)
+        added = table.where(kernel="vector_add")
+        check_row(find(added, "x = tl.load"), Seen(x))
+        check_row(find(added, "y = tl.load"), Seen(y))
+        check_row(find(added, "tl.store"), Seen(out))
+        assert difference(out, x + y) == 0.0
+        bits = x.view(torch.int32) ^ 3
+        check_row(find(table.where(kernel="integers"), "flipped"), Seen(bits))
+    assert all(row.launches == len(left) for row in session.table())
 
 
 def test_autotuning_is_not_recorded(device: str):
@@ -195,9 +208,10 @@ def test_launching_does_not_wait_for_the_device(device: str):
     done = torch.Event(device=device)
     with flagprism_torch.debug(logdir=False) as session:
         for _ in range(2):  # builds the twin and the buffers, pinned ones too
-            _add(x, y, out)
+            for _ in range(10):
+                _add(x, y, out)
             session.step()
-        session.flush()
+            session.flush()
         torch.accelerator.synchronize()
         for _ in range(300):
             work.add_(1)
