@@ -208,7 +208,7 @@ def _objects(autotuners: list[Any]) -> list[Any]:
     objects: list[Any] = [vars(owner).get(name) for owner, name in owners]
     for kernel in autotuners:
         objects += [*kernel.launchers, getattr(kernel, "_cached_launcher", None)]
-        objects += [kernel.fn, kernel.fn.fn, vars(kernel).get("run")]
+        objects += [vars(kernel).get("run"), *kernel.compile_results]
     return objects
 
 
