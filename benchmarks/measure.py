@@ -104,11 +104,11 @@ def _timed_launches(totals: dict[str, float]) -> Iterator[None]:
         totals[self.fn.__name__] += (time.perf_counter() - start) * 1e6
         return result
 
-    CachingAutotuner.run = run
+    CachingAutotuner.run = run  # type: ignore[method-assign]
     try:
         yield
     finally:
-        CachingAutotuner.run = original
+        CachingAutotuner.run = original  # type: ignore[method-assign]
 
 
 def geometric_mean(ratios: list[float]) -> float:
