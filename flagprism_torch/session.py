@@ -217,8 +217,9 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """Steps begun."""
-        return self._collector.step + 1
+        """Steps closed, plus the open one if it has launches."""
+        current = self._collector.step
+        return current + (current in self._collector.ledger.steps())
 
     @property
     def anomalies(self) -> tuple[Anomaly, ...]:

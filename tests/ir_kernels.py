@@ -28,7 +28,8 @@ def two_masks(x_ptr, y_ptr, o_ptr, n, m, BLOCK: tl.constexpr):
     other = tl.where(i < n, a, b)
     either = tl.where(b > 0, a, b)
     kept = tl.where(i < n, a, both)
-    tl.store(o_ptr + i, both * chosen * other * either * kept)
+    turned = tl.flip(a, 0)
+    tl.store(o_ptr + i, both * chosen * other * either * kept * turned)
 
 
 @triton.jit

@@ -89,6 +89,7 @@ def mask_of(kernel: str, variable: str) -> tuple[str, tuple[int, ...]]:
         ("two_masks", "other", "select(n, m)"),
         ("two_masks", "either", "select(n, m)"),
         ("two_masks", "kept", "select(n, (n & m))"),
+        ("two_masks", "turned", "unknown"),  # lanes change places by exclusive or
         ("shapes", "row", "m"),
         ("shapes", "tile", "m+n"),
         ("shapes", "wide", "expand_dims(m)"),

@@ -67,32 +67,27 @@ def float_once(x_ptr, mask_ptr, records, iteration, N: tl.constexpr, MASKED: tl.
 def float_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.constexpr,
                BITS: tl.constexpr):  # fmt: skip
     base, program = values.slot(records, 0, 1, 0)
-    counter = tl.zeros([T], tl.int32)
-    nan = counter
-    posinf = counter
-    neginf = counter
-    zero = counter
+    zero = tl.zeros([T], tl.int32)
     live = tl.zeros([T], tl.int64)
     if x_ptr.dtype.element_ty == tl.float64:
-        low = tl.full([T], float("inf"), tl.float64)
+        low = tl.full([T], float("nan"), tl.float64)
     else:
-        low = tl.full([T], float("inf"), tl.float32)
-    high = -low
+        low = tl.full([T], float("nan"), tl.float32)
+    high = low
     total = tl.zeros([T], tl.float64)
     squares = total
-    place = tl.full([T], 0x7FFFFFFFFFFFFFFF, tl.int64)
     executions = tl.full([], 0, tl.int64)
     for step in range(iterations):
         i = step * N + tl.arange(0, N)
         x = tl.load(x_ptr + i)
         mask = tl.load(mask_ptr + i) != 0
         live = values.mask_accumulate(mask, live, T)
-        nan, posinf, neginf, place, zero, low, high, total, squares = values.float_accumulate(
-            x, mask, executions, nan, posinf, neginf, place, zero, low, high, total, squares,
-            True, T, BITS)  # fmt: skip
+        zero, low, high, total, squares = values.float_accumulate(
+            x, mask, executions, base, program, 0, zero, low, high, total, squares, 1, True, T,
+            BITS)  # fmt: skip
         executions += 1
-    values.float_total(nan, posinf, neginf, place, zero, low, high, total, squares,
-                       values.mask_total(live), executions, base, program, 0, 0)  # fmt: skip
+    values.float_total(zero, low, high, total, squares, values.mask_total(live), executions, base,
+                       0, 0)  # fmt: skip
 
 
 @triton.jit
@@ -279,7 +274,7 @@ def test_nothing_live(device: str) -> None:
 
 @pytest.mark.parametrize(
     ("numel", "threads"),
-    [(1, 1), (2, 1), (256, 1), (4096, 8), (65536, 128), (65536, 1)],
+    [(1, 1), (2, 1), (256, 1), (4096, 8), (32768, 128), (65536, 128), (65536, 1)],
 )
 def test_sizes(numel: int, threads: int, device: str) -> None:
     """Counters are packed where few lanes share one; no number of lanes may overflow them."""

@@ -163,38 +163,23 @@ class Collector:
 
     # -- call sites
 
-    def site(
-        self, file: str, line: int, kernel: str, frame: FrameType | None, jit: bool
-    ) -> CallSite:
-        """The call site of a launch; generated wrappers are read once, eager launches located by
-        the running module."""
-        if not jit:
-            key: Any = (file, line, kernel, self.names.version)
-            known = self._sites.get(key)
-            if known is not None:
-                return known
-            self.names.discover(frame)
-            origin = callsites.resolve(file, line, kernel, self.names)
-            self._see_wrapper(file)
-            origin = origin or Origin()
-            place = f"{file}:{line}"
-        else:
-            origin = self.names.locate(frame)
-            key = (file, line, kernel, origin.module, origin.phase)
-            known = self._sites.get(key)
-            if known is not None:
-                return known
-            place = f"{file}:{line}:{origin.module}:{origin.phase}"
-        with self._lock:
-            known = self._sites.get(key)
-            if known is None:
+    def site(self, kernel: str, frame: FrameType) -> CallSite:
+        """The call site of a launch that `frame` makes."""
+        place, origin = callsites.locate(frame, kernel, self.names)
+        if origin.source == "frames":
+            place = f"{place}|{origin.phase}"
+        key = (place, kernel, id(origin) if origin.source != "frames" else None)
+        known = self._sites.get(key)
+        if known is None:
+            self._see_wrapper(place.split("|")[0].rsplit(":", 1)[0])
+            with self._lock:
                 index = self._site_numbers.get((kernel, place))
                 if index is None:  # else the same site, renamed since
                     index = self._site_counts.get(kernel, 0)
                     self._site_counts[kernel] = index + 1
                     self._site_numbers[kernel, place] = index
                     self.coverage.provenance(origin.source)
-                known = self._sites[key] = CallSite(place, kernel, index, origin)
+                known = self._sites.setdefault(key, CallSite(place, kernel, index, origin))
         return known
 
     def _see_wrapper(self, file: str) -> None:

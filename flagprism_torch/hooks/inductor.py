@@ -21,7 +21,6 @@ import torch
 from flagprism_torch.hooks.collector import Collector
 from flagprism_torch.hooks.patches import Patches
 from flagprism_torch.instrument.twin import Recipe, Twin, build
-from flagprism_torch.provenance import callsites
 
 
 def install(patches: Patches, collector: Collector) -> None:
@@ -53,9 +52,7 @@ def _record(
     with collector.benchmarking():
         _tune(autotuner, args, kwargs)
     (launcher,) = autotuner.launchers
-    frame = sys._getframe(2)
-    file, line = callsites.launching_frame(frame) or ("?", 0)
-    site = collector.site(file, line, name, frame, jit=False)
+    site = collector.site(name, sys._getframe(2))
 
     def make(recipe: Recipe) -> Twin:
         return _twin(autotuner, launcher, recipe)

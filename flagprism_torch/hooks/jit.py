@@ -91,8 +91,7 @@ def _record(
         )  # fmt: skip
 
     frame = _user_frame(sys._getframe(2))
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    site = collector.site(file, line, name, frame, jit=True)
+    site = collector.site(name, frame)
     where = torch_device(driver.active)
     done, _ = collector.launch(kernel, None, name, site, where, stream, make, run)
     if not done:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flagprism_torch.instrument.codegen import triton_dtype
 from flagprism_torch.ir.locations import Frame, source_line
@@ -29,6 +29,7 @@ from flagprism_torch.records.model import OpEntry, OpTable
 LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.experimental_descriptor_load")
 STORES = {"tt.store": 1, "tt.descriptor_store": 1, "tt.descriptor_scatter": 3,
           "tt.experimental_descriptor_store": 1, "tt.descriptor_reduce": 1}  # fmt: skip
+CROWDED_LOOP = 12  # records that one loop nest carries comfortably
 ATOMICS = ("tt.atomic_rmw", "tt.atomic_cas")
 _VIEWS = {"tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans",
           "ttg.convert_layout"}  # fmt: skip
@@ -68,6 +69,20 @@ class Record:
 class Plan:
     records: tuple[Record, ...]
     table: OpTable
+
+
+def _without_crowding(records: list[Record]) -> tuple[Record, ...]:
+    """Records of single lanes in a crowded loop merge into memory: carried partials of one lane cost
+    as many registers as those of a whole tile."""
+    crowd = Counter(record.place.loops for record in records)
+    return tuple(
+        replace(record, place=Place((), True))
+        if record.place.loops
+        and record.value.type.numel == 1
+        and crowd[record.place.loops] > CROWDED_LOOP
+        else record
+        for record in records
+    )
 
 
 def place_of(block: Block) -> Place:
@@ -143,7 +158,7 @@ class _Planner:
                 known[key] = len(records)
                 records.append(record)
             entries.append((known[key], record, role, frame, pointer))
-        return Plan(tuple(records), self._table(entries))
+        return Plan(_without_crowding(records), self._table(entries))
 
     def _within_limit(self, chosen: list[tuple[Record, str, Frame, str | None]]) -> set[int]:
         """The records to keep: stores first, then loads, then the rest, each in program order."""

@@ -44,7 +44,6 @@ _NEUTRAL = {
     ("i32", "high"): str(-(2**31)),
     ("i64", "low"): str(2**63 - 1),
     ("i64", "high"): str(-(2**63)),
-    ("i64", "place"): str(2**63 - 1),
 }
 
 
@@ -152,7 +151,9 @@ class _Rewriter:
             if record.place.repeated:
                 iteration = (self._unknown_iteration(kind), _I64)
             probe: Any = values.float_accumulate
-            arguments = [value, mask, iteration]
+            arguments = [value, mask, iteration, (self.base, RECORDS), (self.program, _I64)]
+            arguments.append((self._number(index), _I32))
+            common["MODE"] = self._mode(record.place) or values.MERGE
             wide = "f64" if kind.element == "f64" else "f32"
             common["LANE_BITS"] = lane_bits(kind.numel)
         else:
@@ -161,9 +162,7 @@ class _Rewriter:
                 kind.element == "i32" and not record.unsigned
             )
             wide = "i32" if narrow else "i64"
-        roles = [("nan", "i32"), ("posinf", "i32"), ("neginf", "i32"), ("place", "i64")]
-        roles = roles if record.real else []
-        roles += [("zero", "i32"), ("low", wide), ("high", wide), ("total", "f64")]
+        roles = [("zero", "i32"), ("low", wide), ("high", wide), ("total", "f64")]
         roles += [("squares", "f64")]
         carried = [self._accumulator(nest, role, element, threads) for role, element in roles]
         arguments += [(a.inside(level), a.type) for a in carried]
@@ -187,8 +186,6 @@ class _Rewriter:
         arguments += [(lanes, _I64), (executions, _I64), (self.base, RECORDS)]
         constants = {"MODE": self._mode(place)}
         op = (self._number(index), _I32)
-        if record.real:
-            arguments.append((self.program, _I64))
         probe = values.float_total if record.real else values.int_total
         self._probe(probe, [*arguments, op], constants, out)
 

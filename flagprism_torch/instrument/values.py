@@ -17,13 +17,14 @@ directly (OptimizeReshapeLayoutPattern in its OptimizeThreadLocality.cpp); other
 spread over lanes, and each iteration of a loop pays shuffles and shared memory.
 
 Note [Sums]
-Within a thread, finite float32 values are scaled by the power of two that brings the largest of them
-near 1 before they are squared and added, then the partials go to float64. So neither sum overflows
-or loses small values, whatever the magnitude.
+Squares of float32 values overflow above 1.8e19 and vanish below 1e-19. So where the largest finite
+magnitude of an execution leaves a middle range, a rare branch adds again, with the values scaled by
+the power of two that brings the largest near 1. Sums of one execution are float32, across executions
+and programs float64.
 
 Note [Non-finite lanes]
-They are rare, so outside loops their kinds and the first place are only computed in a branch that a
-program takes if it holds fewer finite than live lanes. Records are zero when a launch starts (the
+They are rare, so their kinds and the first place are only computed in a branch that a program takes
+if an execution has some; in a loop that branch merges into memory. Records are zero when a launch starts (the
 fold leaves them so), which also makes a statement that never runs an empty record.
 
 A record is a vector of 12 int64 (records.layout): executions, live, nan, posinf, neginf, zero,
@@ -38,7 +39,6 @@ import triton.language as tl
 STORE, MERGE, ATOMIC = 0, 1, 2  # how `write` treats the record in memory
 
 NO_LANE = tl.constexpr(0x7FFFFFFF)
-NO_PLACE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 INF = tl.constexpr(float("inf"))
 SIGN = tl.constexpr(-0x8000000000000000)
 
@@ -193,34 +193,50 @@ def as_float(x):
 
 
 @triton.jit
-def finite_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
-    """Per-thread partials over finite live lanes of one execution, each [T]: finite, zero (int32),
-    low, high (fp32 or fp64, NaN for none), total, squares (fp64)."""
+def float_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr, HALF: tl.constexpr):
+    """Per-thread partials of one execution, each [T]: counts (int, non-finite live lanes in the low
+    HALF bits, zeros above), and over finite live lanes low, high (NaN for none), total, squares
+    (fp32, or fp64 for fp64 values)."""
     v = as_float(x)
-    K: tl.constexpr = x.numel // T
+    finite = tl.abs(v) < INF
+    one = tl.full([], 1, tl.int32 if HALF == 16 else tl.int64)
+    counts = tl.where(finite, tl.where(v == 0, one << HALF, one - 1), one)
+    if MASKED:
+        counts = tl.where(mask, counts, one - 1)
+        finite = finite & mask
+    known = per_thread(tl.where(finite, v, float("nan")), T)
+    counts, low, high = tl.reduce((per_thread(counts, T), known, known), 1, _merge_lanes)
+    value = tl.where(known == known, known, 0)
+    total, squares = tl.reduce((value, value * value), 1, _merge_sums)
+    return counts, low, high, total, squares
+
+
+@triton.jit
+def is_odd(x, low, high):
+    """Whether sums of squares of values between low and high need Note [Sums]."""
+    largest = tl.maximum(tl.maximum(-low, high), 0.0)
+    odd = (largest > 9.0e15) | ((largest < 9.0e-13) & (largest > 0))
+    if x.dtype == tl.float64 or (x.dtype != tl.float32 and x.dtype != tl.bfloat16):
+        odd = odd & False  # fp64 sums in fp64; fp16 and fp8 never leave the range
+    return odd
+
+
+@triton.jit
+def scaled_sums(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
+    """(total, squares) of one execution as fp64 scalars (Note [Sums])."""
+    v = as_float(x)
     finite = tl.abs(v) < INF
     if MASKED:
         finite = finite & mask
-    known = per_thread(tl.where(finite, v, float("nan")), T)
-    # finite lanes in the low, zeros in the high half; int64 where int32 could overflow
-    HALF: tl.constexpr = 16 if K < 32768 else 32
-    counts = per_thread(tl.where(finite, tl.where(v == 0, (1 << HALF) + 1, 1), 0), T)
-    counts, low, high = tl.reduce((counts, known, known), 1, _merge_lanes)
-    value = tl.where(known == known, known, 0)
-    if value.dtype == tl.float64 or K == 1:
-        wide = value.to(tl.float64)
-        total, squares = tl.reduce((wide, wide * wide), 1, _merge_sums)
-    else:  # Note [Sums]
-        largest = tl.maximum(tl.maximum(-low, high), 0.0)
-        exponent = tl.minimum(largest.to(tl.int32, bitcast=True) >> 23, 253)
-        scale = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-        back = ((exponent.to(tl.int64) + 896) << 52).to(tl.float64, bitcast=True)
-        scaled = value * tl.expand_dims(scale, 1)
-        total, squares = tl.reduce((scaled, scaled * scaled), 1, _merge_sums)
-        total = total.to(tl.float64) * back
-        squares = squares.to(tl.float64) * back * back
-    finite_count = (counts & ((1 << HALF) - 1)).to(tl.int32)
-    return finite_count, (counts >> HALF).to(tl.int32), low, high, total, squares
+    value = tl.where(finite, v, 0)
+    largest = tl.reduce(tl.reduce(per_thread(tl.abs(value), T), 1, _high), 0, _high)
+    exponent = tl.minimum(largest.to(tl.float32).to(tl.int32, bitcast=True) >> 23, 253)
+    scale = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    back = ((exponent.to(tl.int64) + 896) << 52).to(tl.float64, bitcast=True)
+    scaled = per_thread(value * scale, T)
+    total = tl.reduce(tl.reduce(scaled, 1, _add), 0, _add).to(tl.float64) * back
+    squares = tl.reduce(tl.reduce(scaled * scaled, 1, _add), 0, _add).to(tl.float64) * back * back
+    return total, squares
 
 
 @triton.jit
@@ -279,51 +295,73 @@ def _put_float(base, op, MODE: tl.constexpr, executions, live, zero, low, high, 
 
 
 @triton.jit
+def record_bad(x, mask, iteration, base, program, op, MODE: tl.constexpr, MASKED: tl.constexpr,
+               T: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
+    """The non-finite part of one execution's record."""
+    bad = bad_partials(x, mask, MASKED, T)
+    nan, posinf, neginf, lane = tl.reduce(bad, 0, _merge_bad)
+    limit = (1 << (35 - LANE_BITS)) - 1
+    place = (tl.minimum(iteration, limit) << LANE_BITS) | lane.to(tl.int64)
+    write_bad(base, op, MODE, nan.to(tl.int64), posinf.to(tl.int64), neginf.to(tl.int64), place,
+              program)  # fmt: skip
+
+
+@triton.jit
 def float_record(x, mask, live, iteration, base, program, op, MODE: tl.constexpr,
                  MASKED: tl.constexpr, T: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
     """Record of one execution. live: int64 live lanes; iteration: how often it ran before."""
-    finite, zero, low, high, total, squares = finite_partials(x, mask, MASKED, T)
-    counts = finite.to(tl.int64) | (zero.to(tl.int64) << 32)
-    counts, low, high, total, squares = tl.reduce(
-        (counts, low, high, total, squares), 0, _merge_partials
-    )
-    _put_float(base, op, MODE, tl.full([], 1, tl.int64), live, counts >> 32, low, high, total,
-               squares)  # fmt: skip
-    if (counts & 0xFFFFFFFF) < live:  # Note [Non-finite lanes]
-        nan, posinf, neginf, lane = bad_partials(x, mask, MASKED, T)
-        nan, posinf, neginf, lane = tl.reduce((nan, posinf, neginf, lane), 0, _merge_bad)
-        limit = (1 << (35 - LANE_BITS)) - 1
-        place = (tl.minimum(iteration, limit) << LANE_BITS) | lane.to(tl.int64)
-        write_bad(base, op, MODE, nan.to(tl.int64), posinf.to(tl.int64), neginf.to(tl.int64), place,
-                  program)  # fmt: skip
+    HALF: tl.constexpr = 16 if x.numel < 32768 else 32
+    partials = float_partials(x, mask, MASKED, T, HALF)
+    counts, low, high, total32, squares32 = tl.reduce(partials, 0, _merge_partials)
+    total = total32.to(tl.float64)
+    squares = squares32.to(tl.float64)
+    if is_odd(x, low, high):
+        total, squares = scaled_sums(x, mask, MASKED, T)
+    _put_float(base, op, MODE, tl.full([], 1, tl.int64), live, (counts >> HALF).to(tl.int64), low,
+               high, total, squares)  # fmt: skip
+    if (counts & ((1 << HALF) - 1)) != 0:  # Note [Non-finite lanes]
+        record_bad(x, mask, iteration, base, program, op, MODE, MASKED, T, LANE_BITS)
 
 
 @triton.jit
-def float_accumulate(x, mask, iteration, nan, posinf, neginf, place, zero, low, high, total, squares,
-                     MASKED: tl.constexpr, T: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
-    """Loop-carried partials after one more execution, all [T]; place as in `write_bad`, int64."""
-    _, z, lo, hi, t, s = finite_partials(x, mask, MASKED, T)
-    n, p, m, lane = bad_partials(x, mask, MASKED, T)
-    limit = (1 << (35 - LANE_BITS)) - 1
-    here = (tl.minimum(iteration, limit) << LANE_BITS) | lane.to(tl.int64)
-    here = tl.where(lane == NO_LANE, NO_PLACE, here)
-    return (nan + n, posinf + p, neginf + m, tl.minimum(place, here), zero + z,
-            tl.minimum(low, lo), tl.maximum(high, hi), total + t, squares + s)  # fmt: skip
+def _or(a, b):
+    return a | b
 
 
 @triton.jit
-def float_total(nan, posinf, neginf, place, zero, low, high, total, squares, live, executions, base,
-                program, op, MODE: tl.constexpr):  # fmt: skip
+def float_accumulate(x, mask, iteration, base, program, op, zero, low, high, total, squares,
+                     MODE: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+                     LANE_BITS: tl.constexpr):  # fmt: skip
+    """Loop-carried partials after one more execution, all [T]. What is rare goes to memory."""
+    HALF: tl.constexpr = 16 if x.numel < 32768 else 32
+    counts, lo, hi, t, s = float_partials(x, mask, MASKED, T, HALF)
+    bad = (counts & ((1 << HALF) - 1)) != 0
+    odd = is_odd(x, lo, hi)
+    flags = tl.reduce(bad.to(tl.int32) | (odd.to(tl.int32) << 1), 0, _or)
+    if (flags & 1) != 0:
+        record_bad(x, mask, iteration, base, program, op, MODE, MASKED, T, LANE_BITS)
+    if (flags & 2) != 0:
+        t64, s64 = scaled_sums(x, mask, MASKED, T)
+        record = (base + op * 24).to(tl.pointer_type(tl.int64))
+        _sum(record, 8, t64, MODE)
+        _sum(record, 9, s64, MODE)
+    keep = (flags & 2) == 0
+    return (zero + (counts >> HALF).to(tl.int32), tl.minimum(low, lo), tl.maximum(high, hi),
+            total + tl.where(keep, t, 0).to(tl.float64),
+            squares + tl.where(keep, s, 0).to(tl.float64))  # fmt: skip
+
+
+@triton.jit
+def float_total(zero, low, high, total, squares, live, executions, base, op, MODE: tl.constexpr):
     """Record of loop-carried partials."""
     zero, low, high, total, squares = tl.reduce(
         (zero.to(tl.int64), low, high, total, squares), 0, _merge_partials
     )
+    if MODE == 0:  # rare sums may be in memory already
+        record = (base + op * 24).to(tl.pointer_type(tl.float64))
+        total += tl.load(record + 8, volatile=True)
+        squares += tl.load(record + 9, volatile=True)
     _put_float(base, op, MODE, executions, live, zero, low, high, total, squares)
-    nan, posinf, neginf, place = tl.reduce(
-        (nan.to(tl.int64), posinf.to(tl.int64), neginf.to(tl.int64), place), 0, _merge_bad
-    )
-    if place != NO_PLACE:
-        write_bad(base, op, MODE, nan, posinf, neginf, place, program)
 
 
 @triton.jit

@@ -197,8 +197,9 @@ class ValidLanes:
                 combined = both(combined, mask)
             if combined in (ALL, UNKNOWN):
                 return combined
-            if axis is None:
-                return UNKNOWN
+            body = op.regions[0][0].ops
+            if axis is None or any(inner.name == "arith.xori" for inner in body):
+                return UNKNOWN  # tl.flip and tl.sort exchange lanes by exclusive or
             return Mask("any", value.type.like("i1"), (combined, axis))
         if name == "tt.scan":
             combined = ALL

@@ -3,15 +3,17 @@
 Note [Buffer lifetime]
 All buffers of a (device, stream) pair are allocated, written, folded and copied on that stream, so
 stream order is the only synchronisation: scratch is reused by the next launch (the fold leaves it
-zero, as every launch needs it), and the folded area after its copy was queued. Launches of one stream are serialised by a lock, because a twin and its
-fold must not be separated by another thread's twin.
+zero, as every launch needs it), and the folded area after its copy was queued. Launches of one
+stream are serialised by a lock, because a twin and its fold must not be separated by another
+thread's twin.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +41,7 @@ class _Stream:
     """Buffers of one (device, stream)."""
 
     device: torch.device
+    stream: Any  # torch.Stream, None on the CPU
     lock: Any = field(default_factory=threading.RLock)
     scratch: torch.Tensor | None = None
     partial: torch.Tensor | None = None
@@ -46,6 +49,20 @@ class _Stream:
     folded: torch.Tensor | None = None
     used: int = 0
     launches: list[tuple[Launch, int]] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def _current(stream: Any) -> Iterator[None]:
+    """Make a stream current for the block."""
+    before = torch.accelerator.current_stream(stream.device)
+    if before == stream:
+        yield
+        return
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
 
 
 def words_of(table: OpTable) -> int:
@@ -158,7 +175,10 @@ class RecordBuffers:
         owner = self._streams.get(key)
         if owner is None:
             with self._lock:
-                owner = self._streams.setdefault(key, _Stream(device))
+                current = None
+                if device.type != "cpu":
+                    current = torch.accelerator.current_stream(device)
+                owner = self._streams.setdefault(key, _Stream(device, current))
         return owner
 
     @staticmethod
@@ -207,11 +227,14 @@ class RecordBuffers:
     def _submit(self, owner: _Stream) -> None:
         if not owner.launches or owner.folded is None:
             return
-        host = native.copy_to_host(owner.folded[: owner.used])
         event = None
-        if owner.device.type != "cpu":
-            event = torch.Event(owner.device)
-            event.record()
+        if owner.stream is None:
+            host = native.copy_to_host(owner.folded[: owner.used])
+        else:
+            with _current(owner.stream):  # the caller may be on another stream
+                host = native.copy_to_host(owner.folded[: owner.used])
+                event = torch.Event(owner.device)
+                event.record()
         with self._lock:
             self._flying.append(_Batch(host, event, owner.launches))
         owner.launches, owner.used = [], 0

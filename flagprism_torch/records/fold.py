@@ -13,7 +13,7 @@ import triton.language as tl
 
 from flagprism_torch.records.layout import RECORD_WORDS
 
-CHUNK_SLOTS = 1024
+CHUNK_SLOTS = 256
 _WORDS = RECORD_WORDS // 2  # as int64
 
 
