@@ -75,7 +75,7 @@ def debug(
     config = Config(level, addr_level, logdir, tensorboard_detail, record_capacity, max_values)
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(
-            f"model={type(model).__name__} object is not supported; allowed: a torch.nn.Module or None"
+            f"model={type(model).__name__} object: allowed are a torch.nn.Module and None"
         )
     return Session(config, model)
 
@@ -204,7 +204,7 @@ class Session:
         )
 
     def report(self, detail: str = "kernel") -> str:
-        """The text report: anomalies first, then per module, kernel and statement, then coverage."""
+        """The text report: anomalies, then per module, kernel and statement, then coverage."""
         table = self.table()
         return reports.text(table, self.anomalies, self._coverage, steps=self.steps, detail=detail)
 

@@ -1,9 +1,9 @@
 """What all launch hooks share: which launches to record, their twins, and where records go.
 
 Note [Passing through]
-Whatever cannot or must not be recorded runs the original, exactly as without us, and is counted in the
-coverage with the reason: benchmark launches of autotuners, warmup, stream capture, launches of this
-package's own kernels (not counted), and kernels whose twin cannot be had.
+Whatever cannot or must not be recorded runs the original, exactly as without us, and is counted in
+the coverage with the reason: benchmark launches of autotuners, warmup, stream capture, launches of
+this package's own kernels (not counted), and kernels whose twin cannot be had.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flagprism_torch.provenance.modules import ModuleNames
 from flagprism_torch.records.buffers import RecordBuffers
 from flagprism_torch.records.layout import RECORD_BYTES
 from flagprism_torch.records.ledger import Ledger
-from flagprism_torch.records.model import CallSite, Launch, Origin
+from flagprism_torch.records.model import CallSite, Launch
 
 SCRATCH_BYTES = 256 << 20  # per-program records of one launch; larger grids share slots
 SHARED_SLOTS = 1024

@@ -1,14 +1,15 @@
 """Calls that are no Triton kernels, counted so that the coverage can name what stays unseen.
 
-`extern_kernels` (torch/_inductor/select_algorithm.py) is an object whose attributes generated wrappers
-look up at every call; they appear while Inductor compiles, so new ones are patched when a wrapper is
-first seen. Everything else in a wrapper is counted from its source, once per wrapper.
+`extern_kernels` (torch/_inductor/select_algorithm.py) is an object whose attributes generated
+wrappers look up at every call; they appear while Inductor compiles, so new ones are patched when a
+wrapper is first seen. Everything else in a wrapper is counted from its source, once per wrapper.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from flagprism_torch.hooks.collector import Collector
@@ -26,9 +27,7 @@ def install(patches: Patches, collector: Collector) -> None:
         for name, value in list(vars(kernels).items()) if kernels is not None else ():
             if name not in patched and callable(value):
                 patched.add(name)
-                patches.replace(
-                    kernels, name, lambda f, n=name: _counted(f, f"aten.{n}", collector)
-                )
+                patches.replace(kernels, name, _counter(f"aten.{name}", collector))
 
     def wrapper_seen(file: str) -> None:
         fresh = {f"extern_kernels.{n}" for n in patched}
@@ -51,13 +50,16 @@ def _label(name: str) -> str:
     return name.removeprefix("torch.ops.")
 
 
-def _counted(function: Any, label: str, collector: Collector) -> Any:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        collector.coverage.extern(label)
-        return function(*args, **kwargs)
+def _counter(label: str, collector: Collector) -> Callable[[Any], Any]:
+    def counted(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            collector.coverage.extern(label)
+            return function(*args, **kwargs)
 
-    return call
+        return call
+
+    return counted
 
 
 def _replay(original: Any, collector: Collector) -> Any:

@@ -4,11 +4,13 @@ Generated wrappers look the attribute up at every call, so models compiled befor
 reached without a recompile, and restoring it leaves no trace. Relied on (torch/_inductor/runtime/
 triton_heuristics.py: 2.11 :1407, 2.13 :2059, 2.14.1 :2440): `run(*args, stream, benchmark_run,
 **kwargs)`, `launchers`, `precompile`, `autotune_to_one_config`, `_create_compile_meta`,
-`_create_compile_options`, `TritonCompileResult(kernel, config, meta, inductor_meta).make_launcher()`.
+`_create_compile_options`, `TritonCompileResult(kernel, config, meta,
+inductor_meta).make_launcher()`.
 
 Note [Cold kernels]
-Calling the original `run` first would launch in-place kernels twice. So a cold autotuner is brought to
-one tuned launcher by the calls `run` itself makes before it launches, and only the twin launches.
+Calling the original `run` first would launch in-place kernels twice. So a cold autotuner is
+brought to one tuned launcher by the calls `run` itself makes before it launches, and only the twin
+launches.
 """
 
 from __future__ import annotations
@@ -136,7 +138,8 @@ def _twin(autotuner: Any, launcher: Any, recipe: Recipe) -> Twin:
             twin.launcher = result.make_launcher()
         finally:
             kernel.src.fn.arg_names = names
-    return twin  # type: ignore[no-any-return]
+    made: Twin = twin
+    return made
 
 
 def _reloaded(autotuner: Any) -> Any:

@@ -3,7 +3,8 @@
 Triton's own CodeGenerator writes the probe into a scratch module whose only function has arguments
 of the wanted types; the printed private functions are then spliced into the kernel's module, where
 Triton's inliner removes the calls. Relied on: `CodeGenerator(...)` and `call_JitFunction`
-(triton/compiler/code_generator.py: 3.6.0 :288 and :1285, 3.7.1 :292 and :1315, 3.9.0 :296 and :1446).
+(triton/compiler/code_generator.py: 3.6.0 :288 and :1285, 3.7.1 :292 and :1315, 3.9.0 :296 and
+:1446).
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class Plan:
 
 
 def _without_crowding(records: list[Record]) -> tuple[Record, ...]:
-    """Records of single lanes in a crowded loop merge into memory: carried partials of one lane cost
-    as many registers as those of a whole tile."""
+    """Records of single lanes in a crowded loop merge into memory: carried partials of one lane
+    cost as many registers as those of a whole tile."""
     crowd = Counter(record.place.loops for record in records)
     return tuple(
         replace(record, place=Place((), True))
@@ -315,7 +315,8 @@ class _Planner:
         seen = set()
         while id(pointer) not in seen:
             seen.add(id(pointer))
-            if pointer.op is None:
+            op = pointer.op
+            if op is None:
                 block = pointer.block
                 if block is not None and block.parent is None and block is self.entry.blocks[0]:
                     return pointer.name.lstrip("%")
@@ -324,10 +325,10 @@ class _Planner:
                 if pointer.index == 0:
                     return None
                 pointer = block.parent.operands[2 + pointer.index]
-            elif pointer.op.name == "scf.for":
-                pointer = pointer.op.operands[3 + pointer.index]
-            elif pointer.op.operands and pointer.op.name.startswith("tt."):
-                pointer = pointer.op.operands[0]
+            elif op.name == "scf.for":
+                pointer = op.operands[3 + pointer.index]
+            elif op.operands and op.name.startswith("tt."):
+                pointer = op.operands[0]
             else:
                 return None
         return None
@@ -377,9 +378,13 @@ def _same_lanes(value: Value, mask: Mask) -> Value:
     source = None
     if op.name == "arith.extf" and value.type.element == "f32":
         source = op.operands[0]
-    elif op.name == "arith.select" and is_constant(op.operands[2]) and mask not in (ALL, UNKNOWN):
-        if implied_by(op.operands[0], mask):
-            source = op.operands[1]
+    elif (
+        op.name == "arith.select"
+        and mask not in (ALL, UNKNOWN)
+        and is_constant(op.operands[2])
+        and implied_by(op.operands[0], mask)
+    ):
+        source = op.operands[1]
     if source is None or source.op is None or source.op.block is not op.block:
         return value
     return _same_lanes(source, mask)

@@ -2,13 +2,13 @@
 
 Note [Hidden argument]
 The kernel's function gets a last argument `flagprism_records`, a pointer to i32. Lowering appends
-scratch pointers after the function's own arguments, so a launcher whose signature ends with one more
-`*i32` passes it in place.
+scratch pointers after the function's own arguments, so a launcher whose signature ends with one
+more `*i32` passes it in place.
 
 Note [Carried partials]
 A value inside directly nested `scf.for` loops accumulates [T] partials: every loop of the nest gets
-iter_args for them, and the record is made once, after the outermost loop. Values below an `scf.if` in
-a loop or in an `scf.while` merge into their record in memory at each execution.
+iter_args for them, and the record is made once, after the outermost loop. Values below an `scf.if`
+in a loop or in an `scf.while` merge into their record in memory at each execution.
 """
 
 from __future__ import annotations
@@ -436,7 +436,8 @@ class _Rewriter:
     def _join(self) -> str:
         function = self.module.entry
         constants = [
-            f"{name} = arith.constant {literal}{'' if type_ == 'i1' else f' : {type_}'} loc(unknown)"
+            f"{name} = arith.constant {literal}"
+            f"{'' if type_ == 'i1' else f' : {type_}'} loc(unknown)"
             for (type_, literal), name in self.constants.items()
         ]
         lines: list[str] = []

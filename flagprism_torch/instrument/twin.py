@@ -2,10 +2,11 @@
 
 Note [Twins]
 The original stays untouched. A twin has the original's source, options and constants, and a hash of
-its own, so Triton's caches hold both side by side. Its op table is kept beside its binary in Triton's
-cache, because a cache hit skips the rewriting. Relied on: `triton.compile` calls `src.hash()` for the
-key and `src.make_ir(target, options, codegen_fns, module_map, context)` for the first module
-(triton/compiler/compiler.py, 3.6.0 to 3.9.0), then runs the backend's stages from `ttir` on.
+its own, so Triton's caches hold both side by side. Its op table is kept beside its binary in
+Triton's cache, because a cache hit skips the rewriting. Relied on: `triton.compile` calls
+`src.hash()` for the key and `src.make_ir(target, options, codegen_fns, module_map, context)` for
+the first module (triton/compiler/compiler.py, 3.6.0 to 3.9.0), then runs the backend's stages from
+`ttir` on.
 
 Note [Stepping down]
 A twin that cannot be built is tried again with fewer probes, then with stored values only; if that
@@ -71,7 +72,7 @@ def _sources_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-class TwinSource(ASTSource):  # type: ignore[misc]
+class TwinSource(ASTSource):
     """The source of a kernel's twin. `table` is set once `make_ir` ran."""
 
     def __init__(

@@ -19,13 +19,13 @@ spread over lanes, and each iteration of a loop pays shuffles and shared memory.
 Note [Sums]
 Squares of float32 values overflow above 1.8e19 and vanish below 1e-19. So where the largest finite
 magnitude of an execution leaves a middle range, a rare branch adds again, with the values scaled by
-the power of two that brings the largest near 1. Sums of one execution are float32, across executions
-and programs float64.
+the power of two that brings the largest near 1. Sums of one execution are float32, across
+executions and programs float64.
 
 Note [Non-finite lanes]
 They are rare, so their kinds and the first place are only computed in a branch that a program takes
-if an execution has some; in a loop that branch merges into memory. Records are zero when a launch starts (the
-fold leaves them so), which also makes a statement that never runs an empty record.
+if an execution has some; in a loop that branch merges into memory. Records are zero when a launch
+starts (the fold leaves them so), which also makes a statement that never runs an empty record.
 
 A record is a vector of 12 int64 (records.layout): executions, live, nan, posinf, neginf, zero,
 min_key, max_key, sum, sumsq, first, scale.
@@ -366,7 +366,7 @@ def float_total(zero, low, high, total, squares, live, executions, base, op, MOD
 
 @triton.jit
 def int_lanes(x, mask, MASKED: tl.constexpr):
-    """(is zero int32, ordered signed value with neutral elements for low and high, float64 value)."""
+    """(zero int32, ordered value with neutral elements for low and for high, float64 value)."""
     if x.dtype == tl.uint64:  # order of uint64 as int64
         ordered = x.to(tl.int64, bitcast=True) ^ SIGN
     elif x.dtype == tl.int64:

@@ -1,4 +1,4 @@
-"""The record: what one (slot, op) pair leaves on the device. csrc/record.h states the same truth in C++.
+"""The record: what one (slot, op) pair leaves on the device; csrc/record.h says the same in C++.
 
 Note [Record layout]
 A record is 24 little-endian 32-bit words (96 bytes); 64-bit quantities are two words, low word
@@ -8,7 +8,8 @@ no further initialisation:
 * counters add up;
 * `min_key` and `max_key` merge by unsigned maximum. A key is the value's total order as an unsigned
   64-bit number, complemented for `min_key` (see `order_key`). Floats of every width are ordered as
-  float64, integers as int64 (uint64 as itself). Keys only mean something if a finite live lane exists;
+  float64, integers as int64 (uint64 as itself). Keys only mean something if a finite live lane
+  exists;
 * `sum` and `sumsq` are float64 over finite live lanes; the true sum of squares is
   `sumsq * 2**(2 * scale)`. `scale` differs from 0 only for fp64 values;
 * `first` merges by unsigned maximum: 0 means none, else the complement of the packed place, so
@@ -49,8 +50,8 @@ EXECUTIONS, LIVE, NAN, POSINF, NEGINF, ZERO = 0, 2, 4, 6, 8, 10
 MIN_KEY, MAX_KEY, SUM, SUMSQ, FIRST, SCALE, FLAGS = 12, 14, 16, 18, 20, 22, 23
 
 # Histogram: 64 signed binades. Bucket b in 0..31 holds negative values, 32..63 positive ones.
-# Magnitude index m = clamp(floor(log2(|x|)), -24, 7) + 24; bucket = 31 - m (negative), 32 + m (positive).
-# So buckets ascend with the value. Zeros are counted in `zero`, not in a bucket.
+# Magnitude index m = clamp(floor(log2(|x|)), -24, 7) + 24; bucket = 31 - m (negative), 32 + m
+# (positive). So buckets ascend with the value. Zeros are counted in `zero`, not in a bucket.
 HIST_BUCKETS = 64
 HIST_SHARDS = 32  # on the device, counters of one value are spread over this many copies
 HIST_MIN_EXP = -24
@@ -78,7 +79,7 @@ def pack_first(program: int, iteration: int, lane: int, numel: int) -> int:
 
 
 def unpack_first(first: int, numel: int) -> tuple[int, int | None, int] | None:
-    """(linear program id, iteration or None if it saturated, row-major lane), or None for no place."""
+    """(linear program id, iteration or None if saturated, row-major lane); None for no place."""
     if first == 0:
         return None
     place = (1 << 64) - 1 - int(first)
@@ -92,7 +93,7 @@ def unpack_first(first: int, numel: int) -> tuple[int, int | None, int] | None:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether a Triton dtype name ("fp32", "bf16", "fp8e4nv", "int32", "uint8", "int1") is a float."""
+    """Whether a Triton dtype name ("fp32", "bf16", "fp8e4nv", "uint8", "int1") is a float."""
     return dtype.startswith(("fp", "bf"))
 
 

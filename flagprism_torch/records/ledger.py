@@ -1,7 +1,7 @@
 """The ledger: folded records of all launches, merged per step and over the whole session.
 
-Memory does not grow with launches or steps: a step keeps one `Block` per call site and op table, the
-last `KEPT_STEPS` steps are kept, older ones live on only in the total.
+Memory does not grow with launches or steps: a step keeps one `Block` per call site and op table,
+the last `KEPT_STEPS` steps are kept, older ones live on only in the total.
 """
 
 from __future__ import annotations
