@@ -20,6 +20,7 @@ import functools
 import hashlib
 import json
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,6 +41,9 @@ from flagprism_torch.records.model import OpEntry, OpTable
 
 _TABLE_FILE = "flagprism.json"
 _lock = threading.RLock()  # backward kernels are launched, and compiled, from autograd's threads
+# hash of a twin's binary -> its table: threads that compile one kernel at the same time get several
+# binaries of it, whose records must still merge
+_tables: weakref.WeakValueDictionary[str, OpTable] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -214,6 +218,7 @@ def _build(
         if table is None:  # the table was lost: the rewriting tells it again
             table = _table_again(source, target, options)
     store.put(json.dumps(_table_json(table)), _TABLE_FILE, binary=False)
+    table = _tables.setdefault(kernel.hash, table)
     twin = Twin(kernel, table, recipe.slots)
     inner = kernel.run  # loads the binary; OutOfResources surfaces here
 
