@@ -126,7 +126,9 @@ class Session:
         if not torch.accelerator.is_available():
             from flagprism_torch.backends import cpu
 
-            cpu.register()
+            holder = f"session {id(self)}"
+            cpu.register(holder)
+            self._stack.callback(cpu.unregister, holder)
         patches = Patches(self._stack)
         jit.install(patches, self._collector)
         inductor.install(patches, self._collector)
