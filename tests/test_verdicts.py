@@ -182,7 +182,7 @@ def test_an_anomaly_carries_its_row() -> None:
     assert (stored.op, stored.cause) == ("tt.store", "stored through out_ptr0")
     assert str(nan) == (
         "SEEN nan | layers.3.attn | aten._softmax | model.py:88 | kernel_0 | tmp1 = arith.subf | "
-        "4 of 6 lanes, first at program (0, 0, 0) lane (0, 1)"
+        "3 of 6 lanes, first at program (0, 0, 0) lane (0, 1)"
     )
     with pytest.raises(TypeError):
         nan.counts["nan"] = 0  # type: ignore[index]
