@@ -149,6 +149,27 @@ def test_text_with_hidden_findings_and_births() -> None:
     assert "Hidden: 2 findings that did not leave the kernel" in lines
 
 
+def test_text_lists_the_first_anomalies_and_counts_the_rest() -> None:
+    table, anomalies, coverage = _contents()
+    limit = report.ANOMALIES_LISTED
+    many = tuple(replace(anomalies[0], op_id=n, statement=f"x{n} = y") for n in range(limit + 3))
+    for count, closing in (
+        (limit, []),
+        (limit + 3, ["and 3 more (in session.anomalies and the JSON report)"]),
+    ):
+        shown = report.text(table, many[:count], coverage, steps=1, detail="module").splitlines()
+        start = shown.index(f"Anomalies: {count}") + 1
+        assert shown[start : start + 2 * limit : 2] == [str(entry) for entry in many[:limit]]
+        assert shown[
+            start + 2 * limit : shown.index("Modules: values that their kernels store")
+        ] == [
+            *closing,
+            "",
+        ]
+    got = report.to_json(table, many, coverage, steps=1)
+    assert len(got["anomalies"]) == limit + 3
+
+
 def test_text_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     table, anomalies, coverage = _contents()
     wide = report.text(table, anomalies, coverage, steps=2)

@@ -21,6 +21,7 @@ SCHEMA_VERSION = 1
 DETAILS = ("module", "kernel", "statement")
 STATEMENT_WIDTH = 60  # statements are cut to this in tables; the JSON report has them whole
 MODULES_IN_HEADER = 3
+ANOMALIES_LISTED = 20  # one NaN reaches most of a model; the rest is counted in one line
 
 _ALIGN_LEFT = ("module", "phase", "nan/inf", "line", "value", "op", "dtype", "mask", "statement")
 
@@ -36,6 +37,7 @@ def text(
 ) -> str:
     """The report as text: anomalies, modules, kernels with their values, coverage.
 
+    The first `ANOMALIES_LISTED` anomalies are listed, the others counted in one line.
     `detail`: "module" stops at modules, "kernel" lists of each kernel the values it stores and
     those with a finding, "statement" lists every value. `steps`: steps the table covers. `hidden`:
     findings that did not leave their kernel; they are counted in one line.
@@ -106,9 +108,12 @@ def _overview(table: SummaryTable) -> str:
 
 def _anomaly_lines(anomalies: Sequence[Anomaly], hidden: Sequence[Anomaly]) -> list[str]:
     lines = [f"Anomalies: {len(anomalies) or 'none'}"]
-    for anomaly in anomalies:
+    for anomaly in anomalies[:ANOMALIES_LISTED]:
         lines += [str(anomaly), f"    {_detail(anomaly)}"]
         lines += [f"    birth: {birth}" for birth in anomaly.births]
+    more = len(anomalies) - ANOMALIES_LISTED
+    if more > 0:
+        lines.append(f"and {more} more (in session.anomalies and the JSON report)")
     if hidden:
         lines.append(f"Hidden: {_count(len(hidden), 'finding')} that did not leave the kernel")
     return lines
