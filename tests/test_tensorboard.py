@@ -95,7 +95,7 @@ def test_module_detail_merges_stored_values(tmp_path: Path) -> None:
     assert histogram.sum_squares == pytest.approx((whole.astype(np.float64) ** 2).sum(), rel=1e-6)
 
 
-def test_findings_are_written_at_every_detail(tmp_path: Path) -> None:
+def test_findings_are_written_at_every_detail_from_the_first_on(tmp_path: Path) -> None:
     bad = np.array([NAN, 1.0], np.float32)
     base = "layers.0/forward.triton_poi_0.0/L10.tmp0"
     for detail in ("module", "kernel", "statement"):
@@ -104,8 +104,12 @@ def test_findings_are_written_at_every_detail(tmp_path: Path) -> None:
             writer.write(1, _kernel([A], "layers.0", value=bad))
         events = _read(tmp_path / detail)
         assert _scalars(events, base) == _expected(bad)
-        steps = [event.step for event in events.Scalars(f"{base}/nan")]
-        assert steps == ([0, 1] if detail == "statement" else [1])
+        with TensorBoardWriter(tmp_path / f"{detail}_longer", detail) as writer:
+            for step, value in enumerate((None, bad, None)):
+                writer.write(step, _kernel([A], "layers.0", value=value))
+        counts = _read(tmp_path / f"{detail}_longer").Scalars(f"{base}/nan")
+        expected = [(0, 0), (1, 1), (2, 0)][0 if detail == "statement" else 1 :]
+        assert [(event.step, event.value) for event in counts] == expected
 
 
 def test_kernel_and_statement_detail(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ class TensorBoardWriter:
     """Writes the rows of each step into one event file in `logdir`.
 
     `detail`: "module" writes the statistics of each module over the values it stores, "kernel" each
-    stored value, "statement" every value. Values with a finding (analysis.verdicts) are written
-    always, in the steps in which they have one.
+    stored value, "statement" every value. A value with a finding (analysis.verdicts) is always
+    written, from its first finding on, so that its chart shows when it recovers.
 
     The file grows by one event per step, which has at most `max_series` values and modules; what
     came later than that is counted in `left_out` (once a step). Nothing is kept in memory but the
@@ -144,13 +144,12 @@ class TensorBoardWriter:
                 if base is not None:
                     yield base, merged(members)
         for row in self._chosen(rows):
-            identity = (row.site, row.kernel, row.call, row.op_id, row.op, row.line, row.variable)
             parts = [
                 row.module,
                 f"{row.phase}.{row.kernel}.{row.call}",
                 f"L{row.line}.{row.variable or row.op.rpartition('.')[2]}",
             ]
-            base = self._base((*identity, row.module, row.phase), parts, f".op{row.op_id}")
+            base = self._base(_identity(row), parts, f".op{row.op_id}")
             if base is not None:
                 yield base, row
 
@@ -160,7 +159,7 @@ class TensorBoardWriter:
         wanted = {id(row) for block in by_block(rows) for row, _ in findings(block)}
         if self.detail == "kernel":
             wanted |= {id(row) for row in stored(rows)}
-        return [row for row in rows if id(row) in wanted]
+        return [row for row in rows if id(row) in wanted or _identity(row) in self._bases]
 
     def _base(self, identity: tuple[Any, ...], parts: Sequence[str], suffix: str) -> str | None:
         """The tag of `identity`, of its own even where two names read the same once sanitised.
@@ -207,6 +206,11 @@ def buckets(
     first, last = filled[0], filled[-1]
     limits = [min(max(edge, low), high) for edge in edges[first:last]]
     return [*limits, high], counts[first : last + 1]
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    return (row.site, row.kernel, row.call, row.op_id, row.op, row.line, row.variable, row.module,
+            row.phase)  # fmt: skip
 
 
 def _add(summary: Any, base: str, what: Row | Totals) -> None:
