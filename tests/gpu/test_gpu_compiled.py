@@ -182,7 +182,8 @@ def test_statistics_and_outputs(
     assert {"layers.0.norm", "layers.1.norm", "layers.0.mlp.1", "layers.1.mlp.1"} <= modules
 
     assert coverage["launches"] == 2 * expected
-    assert gap <= own, f"{where} differs by {gap}, two plain runs differ by {own}"
+    # a probe is one more use of a value, which can change which multiply-adds are contracted
+    assert gap <= max(own, 2e-5), f"{where} differs by {gap}, two plain runs differ by {own}"
 
 
 def _kernels() -> list[Any]:
