@@ -91,7 +91,7 @@ def test_fold(slots: int, ops: int, device: str) -> None:
     tickets = torch.zeros(ops, dtype=torch.int32, device=device)
     target = torch.full((ops * 12,), -1, dtype=torch.int64, device=device)
     for _ in range(2):  # the second time there is nothing left
-        fold.launch(scratch, partial, tickets, target, slots, ops)
+        fold.launch(scratch, partial, tickets, target, slots, ops, stream=0)
         compare(decoded(target), expected)
         assert not scratch.any() and not tickets.any()
         expected = np.zeros(ops, RECORD_DTYPE)

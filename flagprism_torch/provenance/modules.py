@@ -9,6 +9,7 @@ forward runs; torch/fx/proxy.py uses the same "- 1").
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -268,28 +269,46 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return inner if isinstance(inner, torch.nn.Module) else module
 
 
+# what a frame's file and function name say: bits of _kind_of
+_USER, _FORWARD, _STEP, _BACKWARD_CALL, _NODE = 1, 2, 4, 8, 16
+
+
+@functools.lru_cache(1 << 14)
+def _kind_of(file: str, name: str) -> int:
+    """Bits of one frame; a walk asks for some fifty frames at every launch."""
+    kind = _USER if is_user_file(file) else 0
+    if name in ("forward", "_call_impl", "_wrapped_call_impl"):
+        kind |= _FORWARD
+    elif name == "step":
+        kind |= _STEP
+    elif (file, name) == _ENGINE:
+        kind |= _BACKWARD_CALL
+    return kind | (_NODE if file.startswith(_NODE_FRAMES) else 0)
+
+
 def _walk(frame: FrameType | None) -> _Stack:
     backward = torch._C._current_autograd_node() is not None
     found = _Stack(recomputing=backward)
     while frame is not None:
         code = frame.f_code
-        file, name = code.co_filename, code.co_name
-        if found.file is None and is_user_file(file):
-            found.file, found.line = file, frame.f_lineno
-        if name in ("forward", "_call_impl", "_wrapped_call_impl"):
-            module = frame.f_locals.get("self")
-            if isinstance(module, torch.nn.Module):
-                module = _unwrapped(module)
-                if not found.modules or found.modules[-1] is not module:
-                    found.modules.append(module)
-        elif name == "step" and not found.modules:
-            if isinstance(frame.f_locals.get("self"), torch.optim.Optimizer):
-                found.optimizer = True
-                break
-        elif backward and name == _ENGINE[1] and file == _ENGINE[0]:
-            break  # whoever called backward() is not part of the node's forward
-        if file.startswith(_NODE_FRAMES):
-            found.in_node = True
+        kind = _kind_of(code.co_filename, code.co_name)
+        if kind:
+            if kind & _USER and found.file is None:
+                found.file, found.line = code.co_filename, frame.f_lineno
+            if kind & _FORWARD:
+                module = frame.f_locals.get("self")
+                if isinstance(module, torch.nn.Module):
+                    module = _unwrapped(module)
+                    if not found.modules or found.modules[-1] is not module:
+                        found.modules.append(module)
+            elif kind & _STEP and not found.modules:
+                if isinstance(frame.f_locals.get("self"), torch.optim.Optimizer):
+                    found.optimizer = True
+                    break
+            elif kind & _BACKWARD_CALL and backward:
+                break  # whoever called backward() is not part of the node's forward
+            if kind & _NODE:
+                found.in_node = True
         frame = frame.f_back
     return found
 

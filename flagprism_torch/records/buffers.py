@@ -115,7 +115,7 @@ class RecordBuffers:
                 if owner.folded is None or words > owner.folded.numel():
                     owner.folded = native.new_buffer(max(FOLDED_WORDS, words), device)
             out = owner.folded[owner.used : owner.used + words]
-            self._fold(owner, table, scratch, out, rows)
+            self._fold(owner, table, scratch, out, rows, stream)
             owner.launches.append((note, owner.used))
             owner.used += words
         return result
@@ -192,7 +192,12 @@ class RecordBuffers:
 
     @staticmethod
     def _fold(
-        owner: _Stream, table: OpTable, scratch: torch.Tensor, out: torch.Tensor, rows: int
+        owner: _Stream,
+        table: OpTable,
+        scratch: torch.Tensor,
+        out: torch.Tensor,
+        rows: int,
+        stream: int,
     ) -> None:
         records = table.records
         shards = table.histograms * HIST_SHARDS * HIST_WORDS
@@ -222,6 +227,7 @@ class RecordBuffers:
             target.view(torch.int64),
             rows,
             records,
+            stream,
         )
 
     def _submit(self, owner: _Stream) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -55,12 +56,12 @@ class OpTable:
     ops: tuple[OpEntry, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def records(self) -> int:
         """Number of records on the device per slot."""
         return 1 + max((op.record for op in self.ops), default=-1)
 
-    @property
+    @functools.cached_property
     def histograms(self) -> int:
         """Number of histogram blocks on the device."""
         return 1 + max((op.histogram for op in self.ops), default=-1)
@@ -121,7 +122,9 @@ class Launch:
 
     @property
     def programs(self) -> int:
-        return self.grid[0] * self.grid[1] * self.grid[2]
+        """Programs that ran: none if an extent is not positive."""
+        width, height, depth = self.grid
+        return width * height * depth if min(self.grid) > 0 else 0
 
 
 @dataclass

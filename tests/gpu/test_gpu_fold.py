@@ -44,6 +44,7 @@ def test_equals_the_native_fold(device: str, slots: int, ops: int):
             out.view(torch.int64),
             slots,
             ops,
+            torch.cuda.current_stream().cuda_stream if device.startswith("cuda") else 0,
         )
         assert torch.equal(out.cpu(), wanted)
         assert not records.any()  # zeroed for the next launch
