@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flagprism_torch.instrument.codegen import triton_dtype
 from flagprism_torch.ir.locations import Frame, source_line
@@ -102,7 +103,7 @@ def place_of(block: Block) -> Place:
 
 def make_plan(
     module: Module,
-    signature: Mapping[str, str],
+    signature: Mapping[str, Any],
     max_values: int,
     histograms: bool,
     stores_only: bool = False,
@@ -110,8 +111,8 @@ def make_plan(
     """Choose the values of the module's kernel.
 
     Args:
-        signature: kernel argument name -> Triton type (`*fp32`, `*u8`, `i32`), for the signedness
-            that TTIR types do not have.
+        signature: kernel argument name -> Triton type (`*fp32`, `*u8`, `i32`, a tuple of them), for
+            the signedness that TTIR types do not have.
         max_values: largest number of records.
         histograms: whether stored values get a histogram block.
         stores_only: leave out everything that is not written to memory.
@@ -123,12 +124,12 @@ class _Planner:
     def __init__(
         self,
         module: Module,
-        signature: Mapping[str, str],
+        signature: Mapping[str, Any],
         max_values: int,
         histograms: bool,
         stores_only: bool,
     ) -> None:
-        self.module, self.signature = module, signature
+        self.module, self.types = module, _types(module, signature)
         self.stores_only = stores_only
         self.max_values, self.histograms = max_values, histograms
         self.entry = module.entry
@@ -308,7 +309,7 @@ class _Planner:
 
     def _unsigned_pointer(self, pointer: Value) -> bool:
         name = self._argument(pointer)
-        return self.signature.get(name or "", "").lstrip("*k").startswith("u")
+        return self.types.get(name or "", "").lstrip("*k").startswith("u")
 
     def _argument(self, pointer: Value) -> str | None:
         """Name of the kernel argument that a pointer is derived from, None if not traceable."""
@@ -332,6 +333,22 @@ class _Planner:
             else:
                 return None
         return None
+
+
+def _types(module: Module, signature: Mapping[str, Any]) -> dict[str, str]:
+    """TTIR argument -> Triton type. The members of a tuple are arguments of their own (`ptrs`,
+    `ptrs_0`), in order."""
+    flat = [kind for value in signature.values() for kind in _members(value)]
+    names = [argument.name.lstrip("%") for argument in module.entry.arguments]
+    if len(names) == len(flat):
+        return dict(zip(names, flat, strict=True))
+    return {name: kind for name, kind in signature.items() if isinstance(kind, str)}
+
+
+def _members(kind: Any) -> list[str]:
+    if isinstance(kind, tuple):
+        return [member for part in kind for member in _members(part)]
+    return [] if kind == "constexpr" else [kind]
 
 
 def _edges(op: Op) -> list[tuple[Value, Value]]:

@@ -84,11 +84,16 @@ class _Rewriter:
         self.finals: list[tuple[Place, Any]] = []
         self.histograms = {op.record: op.histogram for op in plan.table.ops if op.histogram >= 0}
         self.fresh = 0
+        self.hidden = HIDDEN
+        while any(
+            f"%{self.hidden}" in line for line in module.lines
+        ):  # the kernel has the name too
+            self.hidden += "_"
 
     def text(self) -> str:
         offset = self.plan.table.histograms * HIST_SHARDS * HIST_BUCKETS * 2
         constants = {"OFFSET": offset, "OPS": len(self.plan.records), "SLOTS": self.slots}
-        base = self._probe(values.slot, [(f"%{HIDDEN}", RECORDS)], constants, self.prologue)
+        base = self._probe(values.slot, [(f"%{self.hidden}", RECORDS)], constants, self.prologue)
         self.base, self.program = f"{base}#0", f"{base}#1"
         for index, record in enumerate(self.plan.records):
             if record.place.loops:
@@ -162,8 +167,8 @@ class _Rewriter:
                 kind.element == "i32" and not record.unsigned
             )
             wide = "i32" if narrow else "i64"
-        roles = [("zero", "i32"), ("low", wide), ("high", wide), ("total", "f64")]
-        roles += [("squares", "f64")]
+        sums = wide if record.real else "f64"
+        roles = [("zero", "i32"), ("low", wide), ("high", wide), ("total", sums), ("squares", sums)]
         carried = [self._accumulator(nest, role, element, threads) for role, element in roles]
         arguments += [(a.inside(level), a.type) for a in carried]
         made = self._probe(probe, arguments, common, out)
@@ -198,7 +203,7 @@ class _Rewriter:
             [
                 value,
                 mask,
-                (f"%{HIDDEN}", RECORDS),
+                (f"%{self.hidden}", RECORDS),
                 (self.program, _I64),
                 (self._number(block), _I32),
             ],
@@ -249,7 +254,7 @@ class _Rewriter:
             return None
         key = (nest, record.mask)
         if key not in self.live:
-            accumulator = self._accumulator(nest, "live", "i64", threads)
+            accumulator = self._accumulator(nest, "live", "i32", threads)
             arguments = [mask, (accumulator.inside(len(nest) - 1), accumulator.type)]
             accumulator.update = self._probe(values.mask_accumulate, arguments, {"T": threads}, out)
             self.live[key] = accumulator
@@ -444,7 +449,7 @@ class _Rewriter:
         last = max(i for i, line in enumerate(self.module.lines) if line.startswith("}"))
         for number, line in enumerate(self.module.lines):
             if number == function.line:
-                lines.append(_with_argument(line))
+                lines.append(_with_argument(line, self.hidden))
                 lines += constants + self.prologue + self.after.get(number, [])
                 continue
             if number == last:
@@ -454,7 +459,7 @@ class _Rewriter:
         return "\n".join(lines)
 
 
-def _with_argument(line: str) -> str:
+def _with_argument(line: str, name: str) -> str:
     """A function header with the hidden argument (Note [Hidden argument])."""
     at = line.index("(", line.index("@")) + 1
     start, depth, quoted = at, 1, False
@@ -471,6 +476,6 @@ def _with_argument(line: str) -> str:
             depth += (char == "(") - (char == ")")
         at += 1
     arguments = line[start : at - 1]
-    hidden = f'%{HIDDEN}: !tt.ptr<i32> {{tt.divisibility = 16 : i32}} loc("{HIDDEN}")'
+    hidden = f'%{name}: !tt.ptr<i32> {{tt.divisibility = 16 : i32}} loc("{name}")'
     joined = f"{arguments}, {hidden}" if arguments.strip() else hidden
     return f"{line[:start]}{joined}{line[at - 1 :]}"

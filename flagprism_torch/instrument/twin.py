@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import triton
@@ -88,12 +89,25 @@ class TwinSource(ASTSource):
         recipe: Recipe,
     ) -> None:
         super().__init__(fn, dict(signature), dict(constants), dict(attrs))
-        self._plain_fn, self._plain_signature = fn, dict(signature)
+        self._plain_fn: Any = fn
+        self._plain_signature = dict(signature)
         self._recipe = recipe
         self.fn = copy.copy(fn)  # the function belongs to the user or to Inductor
-        self.fn.arg_names = [*fn.arg_names, HIDDEN]
-        self.signature = {**signature, HIDDEN: "*i32"}
+        hidden = HIDDEN
+        while hidden in fn.arg_names:
+            hidden += "_"
+        self.fn.arg_names = [*fn.arg_names, hidden]
+        self.signature = {**signature, hidden: "*i32"}
         self.table: OpTable | None = None
+
+    def forget(self) -> None:
+        """Let go of the function, once the twin is loaded: it reaches the kernel that the twin is
+        kept for (`device_caches`, globals), which would then never be freed. What a launch reads of
+        it stays (CompiledKernel.launch_metadata)."""
+        names, metadata = self.fn.arg_names, self.fn.launch_metadata
+        self.fn = SimpleNamespace(arg_names=names, launch_metadata=metadata)
+        self._plain_fn = None
+        self.constants = {}
 
     def hash(self) -> str:
         text = f"{super().hash()}-flagprism-{self._recipe.key()}"

@@ -19,8 +19,8 @@ spread over lanes, and each iteration of a loop pays shuffles and shared memory.
 Note [Sums]
 Squares of float32 values overflow above 1.8e19 and vanish below 1e-19. So where the largest finite
 magnitude of an execution leaves a middle range, a rare branch adds again, with the values scaled by
-the power of two that brings the largest near 1. Sums of one execution are float32, across
-executions and programs float64.
+the power of two that brings the largest near 1. Sums within a program are float32 (a loop carries
+them per thread, so registers count), across threads of a loop nest and across programs float64.
 
 Note [Non-finite lanes]
 They are rare, so their kinds and the first place are only computed in a branch that a program takes
@@ -168,7 +168,7 @@ def mask_partials(mask, T: tl.constexpr):
 
 @triton.jit
 def mask_accumulate(mask, live, T: tl.constexpr):
-    return live + mask_partials(mask, T).to(tl.int64)
+    return live + mask_partials(mask, T)
 
 
 @triton.jit
@@ -215,7 +215,7 @@ def float_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr, HALF: tl.cons
 def is_odd(x, low, high):
     """Whether sums of squares of values between low and high need Note [Sums]."""
     largest = tl.maximum(tl.maximum(-low, high), 0.0)
-    odd = (largest > 9.0e15) | ((largest < 9.0e-13) & (largest > 0))
+    odd = (largest > 8.0e12) | ((largest < 9.0e-13) & (largest > 0))
     if x.dtype == tl.float64 or (x.dtype != tl.float32 and x.dtype != tl.bfloat16):
         odd = odd & False  # fp64 sums in fp64; fp16 and fp8 never leave the range
     return odd
@@ -347,15 +347,16 @@ def float_accumulate(x, mask, iteration, base, program, op, zero, low, high, tot
         _sum(record, 9, s64, MODE)
     keep = (flags & 2) == 0
     return (zero + (counts >> HALF).to(tl.int32), tl.minimum(low, lo), tl.maximum(high, hi),
-            total + tl.where(keep, t, 0).to(tl.float64),
-            squares + tl.where(keep, s, 0).to(tl.float64))  # fmt: skip
+            total + tl.where(keep, t, 0), squares + tl.where(keep, s, 0))  # fmt: skip
 
 
 @triton.jit
 def float_total(zero, low, high, total, squares, live, executions, base, op, MODE: tl.constexpr):
     """Record of loop-carried partials."""
     zero, low, high, total, squares = tl.reduce(
-        (zero.to(tl.int64), low, high, total, squares), 0, _merge_partials
+        (zero.to(tl.int64), low, high, total.to(tl.float64), squares.to(tl.float64)),
+        0,
+        _merge_partials,
     )
     if MODE == 0:  # rare sums may be in memory already
         record = (base + op * 24).to(tl.pointer_type(tl.float64))
