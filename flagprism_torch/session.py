@@ -120,7 +120,8 @@ class Session:
 
     def _open(self) -> None:
         if self.config.logdir is not False:
-            self.logdir = _logdir(self.config.logdir)
+            # absolute: the program may change its folder inside the block
+            self.logdir = _logdir(self.config.logdir).absolute()
             self._writer = TensorBoardWriter(self.logdir, self.config.tensorboard_detail)
             self._writer.open()
         if not torch.accelerator.is_available():
@@ -164,6 +165,7 @@ class Session:
         with _active_lock:
             _active = None
 
+    @torch.compiler.disable
     def step(self) -> None:
         """Close the current step (0-based). Never waits for the device."""
         with self._lock:
@@ -174,6 +176,7 @@ class Session:
 
     # -- results
 
+    @torch.compiler.disable
     def flush(self) -> None:
         """Wait for every copy in flight and write finished steps to the files."""
         with self._lock:
@@ -182,6 +185,7 @@ class Session:
             if self._writer is not None and not self._closed:
                 self._writer.flush()
 
+    @torch.compiler.disable
     def table(self, step: int | None = None) -> SummaryTable:
         """Rows of one of the last 16 steps, or of all steps merged.
 
@@ -205,11 +209,13 @@ class Session:
             f"step={step} is not kept; allowed: {allowed} (the last 16), or None for all"
         )
 
+    @torch.compiler.disable
     def report(self, detail: str = "kernel") -> str:
         """The text report: anomalies, then per module, kernel and statement, then coverage."""
         table = self.table()
         return reports.text(table, self.anomalies, self._coverage, steps=self.steps, detail=detail)
 
+    @torch.compiler.disable
     def to_json(self, detail: str = "statement") -> dict[str, Any]:
         """The report as JSON types; schema in docs/report-schema.md."""
         table = self.table()
@@ -218,12 +224,14 @@ class Session:
         )
 
     @property
+    @torch.compiler.disable
     def steps(self) -> int:
         """Steps closed, plus the open one if it has launches."""
         current = self._collector.step
         return current + (current in self._collector.ledger.steps())
 
     @property
+    @torch.compiler.disable
     def anomalies(self) -> tuple[Anomaly, ...]:
         """Findings, NaN first, then inf, then by launch order."""
         with self._lock:
@@ -235,12 +243,14 @@ class Session:
             return log.anomalies()
 
     @property
+    @torch.compiler.disable
     def hidden(self) -> tuple[Anomaly, ...]:
         """Non-finite values that never left their kernel. Empty at this level of analysis."""
         self.flush()
         return ()
 
     @property
+    @torch.compiler.disable
     def coverage(self) -> Coverage:
         """What was seen, instrumented, stepped down, passed through and left out."""
         self.flush()
@@ -263,6 +273,10 @@ class Session:
                 if self._writer is not None:
                     self._writer.write(step, join.rows(step, blocks))
         self._exported = max(self._exported, before)
+        if self._log.left_out:
+            self._coverage.note(f"more than {self._log.capacity} findings: some are not listed")
+        if self._writer is not None and self._writer.left_out:
+            self._coverage.note("more TensorBoard series than the limit: some are not written")
 
     def _warn_if_blind(self) -> None:
         coverage = self._coverage.to_dict()
@@ -276,7 +290,7 @@ class Session:
             )
         elif "torch._dynamo" not in sys.modules or not _compiled_anything():
             why += "; the model ran eagerly: torch.compile it, or launch @triton.jit kernels"
-        warnings.warn(f"flagprism_torch saw no Triton kernel: {why}", NoKernelWarning, stacklevel=3)
+        warnings.warn(f"flagprism_torch saw no Triton kernel: {why}", NoKernelWarning, stacklevel=4)
 
 
 def _compiled_anything() -> bool:

@@ -100,3 +100,13 @@ def test_threads() -> None:
     now = coverage.to_dict()
     assert (now["seen"], now["launches"], now["extern"]) == (7, 4000, {"aten.mm": 4000})
     assert [entry["launches"] for entry in now["passed"]] == [2000, 2000]
+
+
+def test_left_out_values_are_grouped_by_reason():
+    coverage = Coverage()
+    coverage.left_out("one", "index arithmetic", 3)
+    coverage.left_out("two", "index arithmetic", 4)
+    coverage.left_out("two", "max_values", 1)
+    lines = str(coverage).splitlines()
+    assert "  left out: 7 values of 2 kernels: index arithmetic" in lines
+    assert "  left out: 1 value of two: max_values" in lines

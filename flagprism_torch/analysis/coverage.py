@@ -154,11 +154,13 @@ class Coverage:
             lines.append(f"  not instrumented: {kernel}: {reason}")
         for entry in now["passed"]:
             lines.append(f"  passed: {entry['kernel']} x{entry['launches']}: {entry['reason']}")
+        reasons: dict[str, list[dict[str, Any]]] = {}
         for entry in now["left_out"]:
-            lines.append(
-                f"  left out: {_plural(entry['values'], 'value', 'values')} of "
-                f"{entry['kernel']}: {entry['reason']}"
-            )
+            reasons.setdefault(entry["reason"], []).append(entry)
+        for reason, entries in reasons.items():
+            values = _plural(sum(entry["values"] for entry in entries), "value", "values")
+            where = entries[0]["kernel"] if len(entries) == 1 else f"{len(entries)} kernels"
+            lines.append(f"  left out: {values} of {where}: {reason}")
         if len(now["extern"]) > EXTERNS_IN_LINE:
             listed = ", ".join(f"{name} x{n}" for name, n in now["extern"].items())
             lines.append(f"  extern calls: {listed}")
