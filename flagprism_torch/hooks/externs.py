@@ -40,7 +40,15 @@ def install(patches: Patches, collector: Collector) -> None:
     collector.on_wrapper = wrapper_seen
     graph = getattr(sys.modules.get("torch.cuda"), "CUDAGraph", None)
     if graph is not None and hasattr(graph, "replay"):
-        patches.replace(graph, "replay", lambda original: _replay(original, collector))
+        patches.replace(graph, "replay", _passing("<CUDA graph>", "graph replay", collector))
+    archive = sys.modules.get("torch.export.pt2_archive._package")
+    model = getattr(archive, "AOTICompiledModel", None)
+    if model is not None:
+        reason = "AOTInductor launches its kernels in C++"
+        patches.replace(model, "__call__", _passing("<AOTInductor model>", reason, collector))
+    config = sys.modules.get("torch._inductor.config")
+    if getattr(config, "cpp_wrapper", False):
+        collector.coverage.note("cpp_wrapper is on: its wrappers launch in C++, unseen")
 
 
 def _label(name: str) -> str:
@@ -62,9 +70,15 @@ def _counter(label: str, collector: Collector) -> Callable[[Any], Any]:
     return counted
 
 
-def _replay(original: Any, collector: Collector) -> Any:
-    def replay(self: Any) -> Any:
-        collector.coverage.passed("<CUDA graph>", "graph replay")
-        return original(self)
+def _passing(what: str, reason: str, collector: Collector) -> Callable[[Any], Any]:
+    """Counts the calls of a method as launches that passed through."""
 
-    return replay
+    def counted(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            collector.coverage.passed(what, reason)
+            return original(self, *args, **kwargs)
+
+        return call
+
+    return counted
