@@ -138,6 +138,7 @@ def _twin(autotuner: Any, launcher: Any, recipe: Recipe) -> Twin:
             twin.launcher = result.make_launcher()
         finally:
             kernel.src.fn.arg_names = names
+    kernel.src.forget()
     made: Twin = twin
     return made
 

@@ -76,11 +76,14 @@ def _record(
     def make(recipe: Recipe) -> Twin:
         packed = fn._pack_args(backend, options, bound, specialization, rest)[0]
         source = kernel.src
-        return build(fn, source.signature, source.constants, source.attrs, target,
+        twin = build(fn, source.signature, source.constants, source.attrs, target,
                      packed.__dict__, recipe)  # fmt: skip
+        twin.kernel.src.forget()
+        return twin
 
     sizes = grid(bound) if callable(grid) else grid
-    g0, g1, g2 = (*sizes, 1, 1)[:3]
+    dims = len(sizes)  # as Triton reads it, so that a wrong grid raises the same error
+    g0, g1, g2 = sizes[0], sizes[1] if dims > 1 else 1, sizes[2] if dims > 2 else 1
     values = bound.values()
 
     def run(twin: Twin) -> Any:

@@ -84,11 +84,10 @@ class _Rewriter:
         self.finals: list[tuple[Place, Any]] = []
         self.histograms = {op.record: op.histogram for op in plan.table.ops if op.histogram >= 0}
         self.fresh = 0
-        self.hidden = HIDDEN
-        while any(
-            f"%{self.hidden}" in line for line in module.lines
-        ):  # the kernel has the name too
-            self.hidden += "_"
+        self.prefix = "flagprism"
+        while any(f"%{self.prefix}_" in line for line in module.lines):  # names of the kernel's own
+            self.prefix += "_"
+        self.hidden = HIDDEN.replace("flagprism", self.prefix)
 
     def text(self) -> str:
         offset = self.plan.table.histograms * HIST_SHARDS * HIST_BUCKETS * 2
@@ -315,7 +314,7 @@ class _Rewriter:
         literal = _NEUTRAL.get((element, role), "0.0" if element[0] == "f" else "0")
         kind = tensor_type((threads,), element)
         self.fresh += 1
-        made = _Accumulator(f"flagprism_{role}{self.fresh}", kind,
+        made = _Accumulator(f"{self.prefix}_{role}{self.fresh}", kind,
                             self._constant(kind.text, f"dense<{literal}>"))  # fmt: skip
         self.nests.setdefault(nest, []).append(made)
         return made
@@ -324,7 +323,9 @@ class _Rewriter:
         """Executions of the innermost body, i64."""
         if nest not in self.counters:
             self.fresh += 1
-            made = _Accumulator(f"flagprism_count{self.fresh}", _I64, self._constant("i64", "0"))
+            made = _Accumulator(
+                f"{self.prefix}_count{self.fresh}", _I64, self._constant("i64", "0")
+            )
             self.nests.setdefault(nest, []).append(made)
             line = nest[-1].regions[0][0].line
             name, one = self._name(), self._constant("i64", "1")
@@ -382,7 +383,7 @@ class _Rewriter:
             start = int(count or 1)
         else:
             self.fresh += 1
-            base, start, right = f"%flagprism_loop{self.fresh}", 0, line.split("scf.for ", 1)[1]
+            base, start, right = f"%{self.prefix}_loop{self.fresh}", 0, line.split("scf.for ", 1)[1]
         total = start + len(accumulators)
         self.module.lines[loop.line] = f"{indent}{base}:{total} = scf.for {right}"
         return base, start
@@ -426,7 +427,7 @@ class _Rewriter:
 
     def _name(self) -> str:
         self.fresh += 1
-        return f"%flagprism_{self.fresh}"
+        return f"%{self.prefix}_{self.fresh}"
 
     def _number(self, value: int) -> str:
         return self._constant("i32", str(value))

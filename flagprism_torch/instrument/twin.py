@@ -107,7 +107,7 @@ class TwinSource(ASTSource):
         names, metadata = self.fn.arg_names, self.fn.launch_metadata
         self.fn = SimpleNamespace(arg_names=names, launch_metadata=metadata)
         self._plain_fn = None
-        self.constants = {}
+        self.constants: Any = {}
 
     def hash(self) -> str:
         text = f"{super().hash()}-flagprism-{self._recipe.key()}"

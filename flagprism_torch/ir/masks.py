@@ -39,6 +39,7 @@ _ELEMENTWISE = re.compile(
     r"mulhiui|addptr|int_to_ptr|ptr_to_int|elementwise_inline_asm|map_elementwise)$"
 )
 _CONSTANT_SHAPES = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape")
+_MASK_OPERAND = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
 
 
 def leaf(value: Value) -> Mask:
@@ -64,6 +65,14 @@ def is_constant(value: Value) -> bool:
     while op is not None and op.name in _CONSTANT_SHAPES:
         op = op.operands[0].op
     return op is not None and op.name == "arith.constant"
+
+
+def _is_uniform(value: Value) -> bool:
+    """Whether a tile repeats one scalar."""
+    op = value.op
+    while op is not None and op.name in ("tt.broadcast", "tt.expand_dims", "tt.reshape"):
+        op = op.operands[0].op
+    return op is not None and op.name == "tt.splat"
 
 
 def _conjuncts(value: Value) -> set[int]:
@@ -100,6 +109,11 @@ class ValidLanes:
 
     def __init__(self, function: Function) -> None:
         self._masks: dict[int, Mask] = {}
+        self._access: set[int] = set()  # i1 values whose conjunctions mask loads, stores, atomics
+        for op in function.walk():
+            position = _MASK_OPERAND.get(op.name)
+            if position is not None and len(op.operands) > position:
+                self._access |= _conjuncts(op.operands[position])
         for block in function.blocks[1:]:
             for argument in block.arguments:
                 self._masks[id(argument)] = UNKNOWN
@@ -215,6 +229,9 @@ class ValidLanes:
         if is_constant(yes):
             return masks[2]
         if is_constant(no):
+            if id(condition) in self._access and _is_uniform(yes):
+                # Inductor's `where(xmask, scalar, 0.0)`: the tile has no more lanes than xmask
+                return both(masks[1], leaf(condition))
             return masks[1]
         if masks[1] == masks[2]:
             return masks[1]

@@ -272,7 +272,9 @@ class _Parser:
                 names.append(name)
                 types.append(kind)
                 label = re.match(r'"((?:[^"\\]|\\.)*)"', self.locations.get(loc, loc))
-                labels.append(label.group(1) if label else name.lstrip("%"))
+                plain = label.group(1) if label else name.lstrip("%")
+                # members of a tuple have one Python name; then the SSA names tell them apart
+                labels.append(name.lstrip("%") if plain in labels else plain)
         self.i += 1
         body = self.region(names, types)
         self.i += 1
