@@ -60,24 +60,22 @@ def _record(
         return _twin(autotuner, launcher, recipe)
 
     def run(twin: Any) -> Any:
-        return twin.launcher(*args, stream=stream, **kwargs)
+        with _Surrounded(autotuner, launcher, args, stream, kwargs):
+            return twin.launcher(*args, stream=stream, **kwargs)
 
     _set_allocator(autotuner)
     variant = _config_key(launcher.config)
     device = torch.device(autotuner.device_props.type, autotuner.device_props.index or 0)
     if device.type == "cpu":
         device = torch.device("cpu")
-    with _Surrounded(autotuner, launcher, args, stream, kwargs):
-        done, result = collector.launch(
-            autotuner, variant, name, site, device, stream or 0, make, run
-        )
+    done, result = collector.launch(autotuner, variant, name, site, device, stream or 0, make, run)
     if done:
         return result
     return original(autotuner, *args, stream=stream, **kwargs)
 
 
 class _Surrounded:
-    """Inductor's own scope around a launch: profiler ranges (2.13 and later)."""
+    """Inductor's own scope around a launch: profiler ranges and DebugMode (2.13 and later)."""
 
     def __init__(self, autotuner: Any, launcher: Any, args: Any, stream: Any, kwargs: Any) -> None:
         self._call = (autotuner, launcher, args, stream, kwargs)
@@ -86,11 +84,25 @@ class _Surrounded:
     def __enter__(self) -> None:
         if self._on:
             autotuner, launcher, args, stream, kwargs = self._call
+            _tell_debug_mode(autotuner, args, kwargs)
             autotuner._pre_launch(launcher, *args, stream=stream, **kwargs)
 
     def __exit__(self, *_: object) -> None:
         if self._on:
             self._call[0]._post_launch()
+
+
+def _tell_debug_mode(autotuner: Any, args: Any, kwargs: Any) -> None:
+    """What `run` tells an active torch.utils._debug_mode.DebugMode; `_post_launch` finishes it."""
+    from torch._inductor.runtime import triton_heuristics as heuristics
+
+    active = getattr(heuristics, "get_active_debug_mode", None)
+    mode = active() if active is not None and hasattr(autotuner, "_debug_call") else None
+    if mode is not None:
+        named = dict(zip(autotuner.triton_meta.get("signature", {}), args, strict=False))
+        autotuner._debug_call = mode.record_triton_kernel(
+            kernel_name=autotuner.fn.__name__, kwargs={**named, **kwargs}
+        )
 
 
 def _tune(autotuner: Any, args: Any, kwargs: Any) -> None:
@@ -117,6 +129,9 @@ def _twin(autotuner: Any, launcher: Any, recipe: Recipe) -> Twin:
     from torch._dynamo.device_interface import DeviceGuard
     from torch._inductor.runtime import triton_heuristics as heuristics
 
+    bundler: Any = getattr(heuristics, "TritonBundler", None)
+    if hasattr(bundler, "put_winner"):  # as `run` does: the original stays in Inductor's caches
+        bundler.put_winner(launcher.cache_hash)
     if autotuner.fn.fn is None:  # from a compile worker or a bundle: the function was not pickled
         autotuner.fn = _reloaded(autotuner)
     config = launcher.config

@@ -22,6 +22,7 @@ import torch
 from flagprism_torch.records import native
 from flagprism_torch.records.layout import HIST_BUCKETS, HIST_SHARDS, RECORD_WORDS
 from flagprism_torch.records.model import Launch, OpTable
+from flagprism_torch.records.modes import unseen
 
 FOLDED_WORDS = 1 << 18  # folded area of a stream: 1 MiB, about 10,000 records
 HIST_WORDS = HIST_BUCKETS * 2
@@ -102,7 +103,8 @@ class RecordBuffers:
         words = words_of(table)
         with owner.lock:
             rows = slots or note.programs
-            scratch = self._scratch(owner, table, rows)
+            with unseen():
+                scratch = self._scratch(owner, table, rows)
             try:
                 result = call(scratch)
             except BaseException:
@@ -110,12 +112,13 @@ class RecordBuffers:
                 raise
             if note.programs == 0:
                 return result
-            if owner.folded is None or owner.used + words > owner.folded.numel():
-                self._submit(owner)
-                if owner.folded is None or words > owner.folded.numel():
-                    owner.folded = native.new_buffer(max(FOLDED_WORDS, words), device)
-            out = owner.folded[owner.used : owner.used + words]
-            self._fold(owner, table, scratch, out, rows, stream)
+            with unseen():
+                if owner.folded is None or owner.used + words > owner.folded.numel():
+                    self._submit(owner)
+                    if owner.folded is None or words > owner.folded.numel():
+                        owner.folded = native.new_buffer(max(FOLDED_WORDS, words), device)
+                out = owner.folded[owner.used : owner.used + words]
+                self._fold(owner, table, scratch, out, rows, stream)
             owner.launches.append((note, owner.used))
             owner.used += words
         return result
@@ -125,7 +128,7 @@ class RecordBuffers:
         with self._lock:
             streams = list(self._streams.values())
         for owner in streams:
-            with owner.lock:
+            with owner.lock, unseen():
                 self._submit(owner)
 
     def poll(self) -> None:
@@ -158,8 +161,9 @@ class RecordBuffers:
 
     def _take(self) -> None:
         batch = self._flying.popleft()
-        for note, start in batch.launches:
-            self._consume(note, batch.host[start : start + words_of(note.table)])
+        with unseen():
+            for note, start in batch.launches:
+                self._consume(note, batch.host[start : start + words_of(note.table)])
 
     @staticmethod
     def _arrived(batch: _Batch, wait: bool) -> bool:

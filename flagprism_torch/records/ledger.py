@@ -22,6 +22,7 @@ from flagprism_torch.records.layout import (
     unpack_first,
 )
 from flagprism_torch.records.model import Block, Launch
+from flagprism_torch.records.modes import unseen
 
 KEPT_STEPS = 16
 _Key = tuple[str, str, int]
@@ -32,10 +33,12 @@ class _Merged:
 
     def __init__(self, launch: Launch) -> None:
         self.site, self.table = launch.site, launch.table
-        self.records = torch.zeros(launch.table.records, RECORD_WORDS, dtype=torch.int32)
-        self.histograms = torch.zeros(launch.table.histograms, HIST_BUCKETS, dtype=torch.int64)
-        self.index = torch.arange(launch.table.records)
-        self.histogram_index = torch.arange(launch.table.histograms)
+        records, histograms = launch.table.records, launch.table.histograms
+        cpu = torch.device("cpu")  # whatever torch.set_default_device says
+        self.records = torch.zeros(records, RECORD_WORDS, dtype=torch.int32, device=cpu)
+        self.histograms = torch.zeros(histograms, HIST_BUCKETS, dtype=torch.int64, device=cpu)
+        self.index = torch.arange(records, device=cpu)
+        self.histogram_index = torch.arange(histograms, device=cpu)
         self.launches = 0
         self.first_launch = launch.number
         self.firsts: dict[int, tuple[int, tuple[int, int, int], int | None, Any]] = {}
@@ -118,6 +121,6 @@ class Ledger:
         Raises:
             KeyError: if the step is not kept any more.
         """
-        with self._lock:
+        with self._lock, unseen():
             found = self._total if step is None else self._steps[step]
             return sorted((m.block() for m in found.values()), key=lambda b: b.first_launch)
