@@ -106,7 +106,8 @@ class Ledger:
             step = self._steps.setdefault(launch.step, {})
             for blocks in (step, self._total):
                 if key not in blocks:
-                    blocks[key] = _Merged(launch)
+                    with torch.inference_mode(False):  # merged into later, in any mode
+                        blocks[key] = _Merged(launch)
                 blocks[key].add(launch, words)
             while len(self._steps) > KEPT_STEPS:
                 self._steps.popitem(last=False)

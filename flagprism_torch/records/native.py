@@ -117,7 +117,8 @@ def new_buffer(words: int, device: torch.device | str) -> torch.Tensor:
     except RuntimeError as error:
         raise ValueError(f"device={device!r} is no device: {error}") from error
     _check_device(device)
-    return _ops().new_buffer(words, device)
+    with torch.inference_mode(False):  # buffers outlive the mode they are first needed in
+        return _ops().new_buffer(words, device)
 
 
 def copy_to_host(source: torch.Tensor) -> torch.Tensor:
