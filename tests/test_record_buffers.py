@@ -124,6 +124,10 @@ class Consumer:
         self.seen.append((launch.number, decoded(data[:cut]), counts))
 
 
+def nothing_lost(launch: Launch, reason: str) -> None:
+    raise AssertionError(f"records of {launch} are lost: {reason}")
+
+
 def writer(records: np.ndarray, histograms: np.ndarray | None = None) -> Any:
     """What a twin does: checks that scratch is zero, leaves its records in it."""
 
@@ -142,7 +146,7 @@ def writer(records: np.ndarray, histograms: np.ndarray | None = None) -> Any:
 def test_launches_of_one_stream(device: str) -> None:
     """Every launch finds zeroed scratch, whatever shape the one before had."""
     consumer = Consumer()
-    owner = RecordBuffers(consumer)
+    owner = RecordBuffers(consumer, lost=nothing_lost)
     shapes = [(5, 2, 0), (40, 1, 1), (3, 7, 0), (1500, 2, 2), (5, 2, 0)]
     expected = []
     for number, (programs, ops, blocks) in enumerate(shapes):
@@ -165,7 +169,7 @@ def test_launches_of_one_stream(device: str) -> None:
 
 def test_shared_slots(device: str) -> None:
     consumer = Consumer()
-    owner = RecordBuffers(consumer)
+    owner = RecordBuffers(consumer, lost=nothing_lost)
     records = random_records(8, 3)
     note = launch_of(0, table_of(3), (1000, 1, 1))
     owner.launch(note, torch.device(device), 0, 8, writer(records))
@@ -177,7 +181,7 @@ def test_a_full_buffer_is_sent_off(device: str, monkeypatch: pytest.MonkeyPatch)
     """More launches than the folded area holds: none is lost, and the order stays."""
     monkeypatch.setattr(buffers, "FOLDED_WORDS", 3 * 2 * RECORD_WORDS)
     consumer = Consumer()
-    owner = RecordBuffers(consumer)
+    owner = RecordBuffers(consumer, lost=nothing_lost)
     table = table_of(2)
     all_records = [random_records(4 + k, 2) for k in range(10)]
     for number, records in enumerate(all_records):
@@ -193,7 +197,7 @@ def test_a_full_buffer_is_sent_off(device: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_failed_launch_leaves_nothing(device: str) -> None:
     consumer = Consumer()
-    owner = RecordBuffers(consumer)
+    owner = RecordBuffers(consumer, lost=nothing_lost)
     table, records = table_of(2), random_records(6, 2)
 
     def failing(scratch: torch.Tensor) -> None:
@@ -208,9 +212,42 @@ def test_a_failed_launch_leaves_nothing(device: str) -> None:
     compare(consumer.seen[0][1], folded_by_numpy(records))
 
 
+def test_no_memory_for_records(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the launch nothing runs; after it the result stands and the loss is told."""
+    consumer, lost = Consumer(), []
+    owner = RecordBuffers(consumer, lost=lambda launch, reason: lost.append((launch, reason)))
+    table, records = table_of(2), random_records(6, 2)
+    note, where = launch_of(0, table, (6, 1, 1)), torch.device(device)
+    real = native.new_buffer
+
+    def full(words: int, device: torch.device) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory\nfor sure")
+
+    monkeypatch.setattr(native, "new_buffer", full)
+    with pytest.raises(buffers.NoBufferError, match=r"^out of memory$"):
+        owner.launch(note, where, 0, 0, lambda scratch: pytest.fail("launched"))
+    monkeypatch.setattr(native, "new_buffer", real)
+    owner.launch(note, where, 0, 0, writer(records))
+    owner.drain()
+    sizes: list[int] = []
+
+    def second_fails(words: int, device: torch.device) -> torch.Tensor:
+        sizes.append(words)
+        return real(words, device) if len(sizes) == 1 else full(words, device)
+
+    monkeypatch.setattr(native, "new_buffer", second_fails)
+    other = RecordBuffers(consumer, lost=lambda launch, reason: lost.append((launch, reason)))
+    assert other.launch(note, where, 0, 0, writer(records)) == "result"
+    assert lost == [(note, "out of memory")]
+    monkeypatch.setattr(native, "new_buffer", real)
+    other.launch(note, where, 0, 0, writer(records))
+    other.drain()
+    assert [number for number, *_ in consumer.seen] == [0, 0]
+
+
 def test_a_launch_without_programs(device: str) -> None:
     consumer = Consumer()
-    owner = RecordBuffers(consumer)
+    owner = RecordBuffers(consumer, lost=nothing_lost)
     note = launch_of(0, table_of(1), (0, 5, 1))
     assert owner.launch(note, torch.device(device), 0, 0, lambda scratch: 3) == 3
     owner.drain()

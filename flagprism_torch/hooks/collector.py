@@ -25,10 +25,10 @@ from flagprism_torch.errors import InstrumentationError
 from flagprism_torch.instrument.twin import LaunchFn, Recipe, Twin, launching
 from flagprism_torch.provenance import callsites
 from flagprism_torch.provenance.modules import ModuleNames
-from flagprism_torch.records.buffers import RecordBuffers
+from flagprism_torch.records.buffers import NoBufferError, RecordBuffers
 from flagprism_torch.records.layout import RECORD_BYTES
 from flagprism_torch.records.ledger import Ledger
-from flagprism_torch.records.model import CallSite, Launch
+from flagprism_torch.records.model import CallSite, Launch, Origin
 
 SCRATCH_BYTES = 256 << 20  # per-program records of one launch; larger grids share slots
 SHARED_SLOTS = 1024
@@ -37,6 +37,9 @@ Build = Callable[[Recipe], Twin]
 # kernel or autotuner -> {(its configuration, recipe): twin or why there is none}; outlives sessions
 _twins: weakref.WeakKeyDictionary[Any, dict[Any, Twin | str]] = weakref.WeakKeyDictionary()
 _twins_lock = threading.RLock()
+
+
+_NOWHERE = Origin()
 
 
 class _GridTooLarge(Exception):
@@ -49,7 +52,7 @@ class Collector:
     def __init__(self, config: Config, names: ModuleNames, coverage: Coverage) -> None:
         self.config, self.names, self.coverage = config, names, coverage
         self.ledger = Ledger()
-        self.buffers = RecordBuffers(self._consume)
+        self.buffers = RecordBuffers(self._consume, self._lost)
         self.step = 0
         self.recipe = Recipe(config.level, config.max_values, config.histograms)
         self._numbers = itertools.count()
@@ -120,6 +123,9 @@ class Collector:
             try:
                 with launching(record):
                     return True, run(twin)
+            except NoBufferError as error:
+                self.coverage.passed(kernel, f"no memory for records: {error}")
+                return False, None
             except _GridTooLarge:
                 self._large.add(owner)
                 recipe = replace(recipe, slots=min(SHARED_SLOTS, self.config.record_capacity))
@@ -165,7 +171,11 @@ class Collector:
 
     def site(self, kernel: str, frame: FrameType) -> CallSite:
         """The call site of a launch that `frame` makes."""
-        place, origin = callsites.locate(frame, kernel, self.names)
+        try:
+            place, origin = callsites.locate(frame, kernel, self.names)
+        except Exception as error:  # a launch must not fail because it has no name
+            self.coverage.note(f"provenance failed: {type(error).__name__}: {error}")
+            place, origin = f"{frame.f_code.co_filename}:{frame.f_lineno}", _NOWHERE
         if origin.source == "frames":
             place = f"{place}|{origin.phase}"
         key = (place, kernel, id(origin) if origin.source != "frames" else None)
@@ -188,6 +198,9 @@ class Collector:
                 return
             self._wrappers.add(file)
             self.on_wrapper(file)
+
+    def _lost(self, launch: Launch, reason: str) -> None:
+        self.coverage.passed(launch.table.kernel, f"ran, but its records are lost: {reason}")
 
     def _consume(self, launch: Launch, words: torch.Tensor) -> None:
         self.ledger.add(launch, words)

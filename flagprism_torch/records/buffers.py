@@ -71,16 +71,25 @@ def words_of(table: OpTable) -> int:
     return table.records * RECORD_WORDS + table.histograms * HIST_WORDS
 
 
+class NoBufferError(Exception):
+    """No memory for a launch's records; raised before the launch."""
+
+
 class RecordBuffers:
     """All record buffers of a session.
 
     Args:
         consume: called with (launch, int32 host tensor [words_of(table)]) in submission order of
             its stream, from whichever thread polls.
+        lost: called with (launch, reason) if the records of a launch that ran cannot be kept.
     """
 
-    def __init__(self, consume: Callable[[Launch, torch.Tensor], None]) -> None:
-        self._consume = consume
+    def __init__(
+        self,
+        consume: Callable[[Launch, torch.Tensor], None],
+        lost: Callable[[Launch, str], None],
+    ) -> None:
+        self._consume, self._lost = consume, lost
         self._streams: dict[tuple[str, int, int], _Stream] = {}
         self._lock = threading.RLock()
         self._flying: deque[_Batch] = deque()
@@ -97,14 +106,18 @@ class RecordBuffers:
 
         Args:
             slots: shared slots, 0 for one per program.
+
+        Raises:
+            NoBufferError: there is no memory for the records; nothing was launched.
         """
         owner = self._stream(device, stream)
-        table = note.table
-        words = words_of(table)
         with owner.lock:
             rows = slots or note.programs
-            with unseen():
-                scratch = self._scratch(owner, table, rows)
+            try:
+                with unseen():
+                    scratch = self._scratch(owner, note.table, rows)
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                raise NoBufferError(str(error).split("\n")[0]) from error
             try:
                 result = call(scratch)
             except BaseException:
@@ -112,16 +125,27 @@ class RecordBuffers:
                 raise
             if note.programs == 0:
                 return result
-            with unseen():
-                if owner.folded is None or owner.used + words > owner.folded.numel():
-                    self._submit(owner)
-                    if owner.folded is None or words > owner.folded.numel():
-                        owner.folded = native.new_buffer(max(FOLDED_WORDS, words), device)
-                out = owner.folded[owner.used : owner.used + words]
-                self._fold(owner, table, scratch, out, rows, stream)
-            owner.launches.append((note, owner.used))
-            owner.used += words
+            try:
+                self._keep(owner, note, scratch, rows, stream)
+            except RuntimeError as error:  # the user's launch is done and stays done
+                owner.scratch = None
+                self._lost(note, str(error).split("\n")[0])
         return result
+
+    def _keep(
+        self, owner: _Stream, note: Launch, scratch: torch.Tensor, rows: int, stream: int
+    ) -> None:
+        """Fold a launch's records into the folded area and note the launch."""
+        words = words_of(note.table)
+        with unseen():
+            if owner.folded is None or owner.used + words > owner.folded.numel():
+                self._submit(owner)
+                if owner.folded is None or words > owner.folded.numel():
+                    owner.folded = native.new_buffer(max(FOLDED_WORDS, words), owner.device)
+            out = owner.folded[owner.used : owner.used + words]
+            self._fold(owner, note.table, scratch, out, rows, stream)
+        owner.launches.append((note, owner.used))
+        owner.used += words
 
     def submit(self) -> None:
         """Queue the copy of everything folded so far."""
