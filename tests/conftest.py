@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 # Before torch and triton are imported: each process (also each xdist worker) has caches of its own,
@@ -28,6 +29,15 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 GPU_FOLDER = Path(__file__).parent / "gpu"
 FAIL_ON_SKIP = os.environ.get("FLAGPRISM_FAIL_ON_SKIP") == "1"
+
+
+def pytest_configure() -> None:
+    try:
+        from hypothesis import settings
+    except ImportError:  # not where only the GPU tests run
+        return
+    settings.register_profile("same", derandomize=True)
+    settings.load_profile("same")
 
 
 def pytest_unconfigure() -> None:
@@ -111,6 +121,15 @@ def _foreign_state() -> dict[str, object]:
     if backends is not None:
         state["triton.backends.backends"] = tuple(backends.backends)
     return state
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Every test draws the same numbers in every run."""
+    import torch
+
+    torch.manual_seed(0)
+    np.random.seed(0)
 
 
 @pytest.fixture(autouse=True)

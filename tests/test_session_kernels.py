@@ -225,6 +225,7 @@ def chosen(x_ptr, y_ptr, o_ptr, n, m, BLOCK: tl.constexpr):
 def test_select_and_cast(device: str) -> None:
     n, m, block = 10, 25, 32
     x, y = torch.randn(n, device=device), torch.randn(m, device=device) * 70000
+    y[3] = 70000.0  # infinite as fp16
     o = torch.empty(block, device=device)
     table = recorded(lambda: chosen[(1,)](x, y, o, n, m, BLOCK=block))
     full_x, full_y = torch.zeros(block, device=device), torch.full((block,), 9.0, device=device)
