@@ -13,7 +13,9 @@ from triton.compiler.compiler import make_backend
 from ttir_text import CUDA, named, ops, ttir
 
 from flagprism_torch.instrument.codegen import parse_module
-from flagprism_torch.ir.module import Block, Module, Op, parse_type, parse_types, split_top
+from flagprism_torch.ir.module import Block, Module, Op
+from flagprism_torch.ir.text import split_top
+from flagprism_torch.ir.types import parse_type, parse_types
 
 POINTERS = {
     "x_ptr": "*fp32",
@@ -248,9 +250,37 @@ def test_quoted_names() -> None:
         "    tt.return loc(unknown)\n"
         "  }\n}\n"
     )
-    assert module.entry.name == '"k<lambda>(x"'
+    assert module.entry.name == "k<lambda>(x"
     assert [op.name for op in module.entry.walk()] == ["tt.call", "tt.return"]
     assert [a.name for a in module.entry.arguments] == ["%a"]
+
+
+def test_branches_pass_values() -> None:
+    module = Module(
+        "module {\n  tt.func private @f(%c: i1, %a: i32) -> i32 {\n"
+        '    cf.assert %c, "not ^here(%a)"\n'
+        "    cf.cond_br %c, ^bb1(%a : i32), ^bb2\n"
+        "  ^bb1(%b: i32):  // pred: ^bb0\n    tt.return %b : i32\n"
+        "  ^bb2:  // pred: ^bb0\n    %z = arith.constant 0 : i32\n    cf.br ^bb1(%z : i32)\n"
+        "  }\n}\n"
+    )
+    function = module.functions["f"]
+    asserted, jump = function.blocks[0].ops
+    zero, back = function.blocks[2].ops
+    assert asserted.successors == [] and asserted.string() == "not ^here(%a)"
+    assert jump.operands == [function.arguments[0]] and not function.public
+    assert jump.successors == [("bb1", [function.arguments[1]]), ("bb2", [])]
+    assert back.successors == [("bb1", [zero.results[0]])] and back.operands == []
+
+
+def test_argument_labels() -> None:
+    """Python names come from locations; members of a tuple share one, positions are no names."""
+    module = Module(
+        'module {\n  tt.func public @k(%arg0: i32 loc("n"(#loc1)), %p: i32 loc(#loc2), '
+        '%q: i32 loc(#loc2), %r: i32 loc("file.py":3:4)) attributes {} {\n    tt.return\n  }\n}\n'
+        '#loc1 = loc("file.py":1:2)\n#loc2 = loc("pair"(#loc1))\n'
+    )
+    assert module.entry.labels == ["n", "pair", "q", "r"]
 
 
 def test_undefined_values_are_refused() -> None:

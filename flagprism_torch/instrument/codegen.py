@@ -20,7 +20,7 @@ import triton.language as tl
 from triton._C.libtriton import ir
 from triton.compiler.code_generator import CodeGenerator
 
-from flagprism_torch.ir.module import Type, parse_types
+from flagprism_torch.ir.types import Type, parse_types
 
 _FUNCTION = re.compile(r"^  tt\.func private @([\w$.]+|\"[^\"]+\")\(", re.M)
 _SIGNATURE = re.compile(

@@ -21,7 +21,9 @@ from flagprism_torch.instrument import values
 from flagprism_torch.instrument.codegen import RECORDS, Argument, ProbeText
 from flagprism_torch.instrument.plan import Place, Plan, Record
 from flagprism_torch.ir.masks import ALL, UNKNOWN, Mask
-from flagprism_torch.ir.module import Block, Module, Op, Type, parse_type, tensor_type
+from flagprism_torch.ir.module import Block, Module, Op
+from flagprism_torch.ir.text import header_arguments
+from flagprism_torch.ir.types import Type, parse_type, tensor_type
 from flagprism_torch.records.layout import (
     HIST_BUCKETS,
     HIST_SHARDS,
@@ -462,21 +464,8 @@ class _Rewriter:
 
 def _with_argument(line: str, name: str) -> str:
     """A function header with the hidden argument (Note [Hidden argument])."""
-    at = line.index("(", line.index("@")) + 1
-    start, depth, quoted = at, 1, False
-    while depth:
-        char = line[at]
-        if quoted:
-            if char == "\\":
-                at += 1
-            elif char == '"':
-                quoted = False
-        elif char == '"':
-            quoted = True
-        else:
-            depth += (char == "(") - (char == ")")
-        at += 1
-    arguments = line[start : at - 1]
+    start, end = header_arguments(line)
+    arguments = line[start:end]
     hidden = f'%{name}: !tt.ptr<i32> {{tt.divisibility = 16 : i32}} loc("{name}")'
     joined = f"{arguments}, {hidden}" if arguments.strip() else hidden
-    return f"{line[:start]}{joined}{line[at - 1 :]}"
+    return f"{line[:start]}{joined}{line[end:]}"

@@ -45,6 +45,12 @@ class Locations:
             found = self._frames[text] = tuple(self._parse(text, 0)[0])
         return found
 
+    def name(self, text: str) -> str | None:
+        """The name of a named location (of a kernel argument: its Python name), else None."""
+        text = self._aliases.get(text, text)
+        match = _STRING.match(text)
+        return match.group(1) if match and not _POSITION.match(text, match.end()) else None
+
     def _parse(self, text: str, at: int) -> tuple[list[Frame], int]:
         if text.startswith("callsite(", at):
             callee, at = self._parse(text, at + len("callsite("))

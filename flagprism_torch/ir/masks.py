@@ -15,7 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from flagprism_torch.ir.module import Block, Function, Op, Type, Value, tensor_type
+from flagprism_torch.ir.module import Block, Function, Op, Value
+from flagprism_torch.ir.types import Type, tensor_type
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,22 @@
-"""A read-only view of a TTIR module's text: functions, regions, blocks, operations, values, types.
+"""A read-only view of a TTIR module's text: functions, regions, blocks, operations, values.
 
 Why text: the printed form of the Triton dialect is the same in Triton 3.6 to 3.9, while the Python
 bindings change names and signatures, cannot read attributes in 3.6 and cannot edit operands at all.
-Every operation knows its line, so that a rewriter can insert lines after it.
+Every operation knows its line, so that a rewriter can insert lines after it. Values are compared by
+identity, since MLIR prints the same name for different values of sibling regions.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from flagprism_torch.ir.locations import Frame, Locations
+from flagprism_torch.ir.text import QUOTED, header_arguments, split_location, split_top, symbol
+from flagprism_torch.ir.types import Type, parse_type, parse_types
 
 _VALUE = re.compile(r"%[A-Za-z0-9_$.\-]+(?:#\d+)?")
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
-_TENSOR = re.compile(r"tensor<((?:\d+x)*)(.*)>$", re.S)
-_POINTER = re.compile(r"!tt\.ptr<(.*?)(?:, \d+)?>$")
 _FOR = re.compile(
     r"\s*(?:unsigned )?(%[\w$.\-]+) = (\S+) to (\S+) step (\S+)\s*"
     r"(?:iter_args\((.*?)\) -> \((.*)\))?\s*(?:: (\w+))?\s*\{$"
@@ -25,87 +25,6 @@ _WHILE = re.compile(r"\s*(?:\((.*?)\))?\s*: \((.*?)\) -> (.*) \{$")
 # printed as `desc[indices], source`, but their operands are (desc, source, indices)
 _SOURCE_LAST = ("tt.descriptor_store", "tt.descriptor_reduce", "tt.experimental_descriptor_store")
 _SUCCESSOR = re.compile(r"\^(\w+)(?:\(([^)]*)\))?")
-
-
-@dataclass(frozen=True)
-class Type:
-    """`element` is the MLIR element ("f32", "i1", "bf16", "f8E4M3FN", "!tt.ptr<f32>"), `shape` is
-    () for scalars; `text` is the type as printed, encoding included."""
-
-    text: str
-    element: str
-    shape: tuple[int, ...] | None
-
-    @property
-    def is_tensor(self) -> bool:
-        return self.shape is not None
-
-    @property
-    def is_pointer(self) -> bool:
-        return self.element.startswith("!tt.ptr<")
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        return self.shape or ()
-
-    @property
-    def numel(self) -> int:
-        lanes = 1
-        for extent in self.dims:
-            lanes *= extent
-        return lanes
-
-    def like(self, element: str) -> Type:
-        """The same shape with another element type."""
-        if self.shape is None:
-            return Type(element, element, None)
-        return tensor_type(self.shape, element)
-
-
-def tensor_type(shape: tuple[int, ...], element: str) -> Type:
-    return Type(f"tensor<{''.join(f'{d}x' for d in shape)}{element}>", element, tuple(shape))
-
-
-def parse_type(text: str) -> Type:
-    text = text.strip()
-    match = _TENSOR.match(text)
-    if not match:
-        return Type(text, text, None)
-    shape = tuple(int(d) for d in match.group(1).split("x") if d)
-    return Type(text, split_top(match.group(2), ", ")[0], shape)
-
-
-def split_top(text: str, separator: str) -> list[str]:
-    """Split at separators outside of quotes and all kinds of brackets."""
-    parts, depth, start, at, quoted = [], 0, 0, 0, False
-    while at < len(text):
-        char = text[at]
-        if quoted:
-            if char == "\\":
-                at += 1
-            elif char == '"':
-                quoted = False
-        elif char == '"':
-            quoted = True
-        elif depth == 0 and text.startswith(separator, at):
-            parts.append(text[start:at])
-            at += len(separator)
-            start = at
-            continue
-        elif char in "<({[":
-            depth += 1
-        elif char in ")}]" or (char == ">" and text[at - 1] != "-"):
-            depth -= 1
-        at += 1
-    parts.append(text[start:])
-    return parts
-
-
-def parse_types(text: str) -> list[Type]:
-    text = text.strip()
-    if text.startswith("(") and text.endswith(")"):
-        text = text[1:-1]
-    return [parse_type(part) for part in split_top(text, ", ") if part.strip()]
 
 
 @dataclass(eq=False, repr=False)  # values and operations refer to each other
@@ -123,7 +42,8 @@ class Value:
 @dataclass(eq=False, repr=False)
 class Op:
     """An operation; operands in MLIR's order. `line` is its first text line, `end` its last (equal
-    without regions); `head` is the text after the name, before the types, attributes included."""
+    without regions); `head` is the text after the name, before the types, attributes included.
+    `successors` are (label, values passed) of a cf terminator, which are no operands here."""
 
     name: str
     line: int
@@ -135,7 +55,15 @@ class Op:
     regions: list[list[Block]] = field(default_factory=list)
     frames: tuple[Frame, ...] = ()
     index: int = 0
-    successors: list[tuple[str, list[str]]] = field(default_factory=list)
+    successors: list[tuple[str, list[Value]]] = field(default_factory=list)
+
+    @property
+    def operand_types(self) -> list[Type]:
+        return [value.type for value in self.operands]
+
+    @property
+    def result_types(self) -> list[Type]:
+        return [value.type for value in self.results]
 
     def int_attr(self, name: str) -> int | None:
         """An integer attribute such as `axis = 1 : i32`, or None."""
@@ -145,6 +73,11 @@ class Op:
     def str_attr(self, name: str) -> str | None:
         match = re.search(rf'\b{name} = "((?:[^"\\]|\\.)*)"', self.head)
         return match.group(1) if match else None
+
+    def string(self) -> str:
+        """The first string literal as printed (a message, inline assembly), "" without one."""
+        match = QUOTED.search(self.head)
+        return match.group()[1:-1] if match else ""
 
 
 @dataclass(eq=False, repr=False)
@@ -160,24 +93,27 @@ class Block:
 
 @dataclass(eq=False, repr=False)
 class Function:
+    """A tt.func. `labels` are the Python names of its arguments, as far as the text has them."""
+
     name: str
     public: bool
     line: int
     arguments: list[Value]
     blocks: list[Block]
+    labels: list[str] = field(default_factory=list)
 
     def walk(self) -> Iterator[Op]:
         """Every operation, parents before their regions, in program order."""
-        for block in self.blocks:
-            yield from _walk(block)
+        return walk(self.blocks)
 
 
-def _walk(block: Block) -> Iterator[Op]:
-    for op in block.ops:
-        yield op
-        for region in op.regions:
-            for inner in region:
-                yield from _walk(inner)
+def walk(blocks: Iterable[Block]) -> Iterator[Op]:
+    """Every operation of a region, parents before their regions, in program order."""
+    for block in blocks:
+        for op in block.ops:
+            yield op
+            for region in op.regions:
+                yield from walk(region)
 
 
 class Module:
@@ -189,7 +125,9 @@ class Module:
         self.functions: dict[str, Function] = {}
         self._at = 0
         self._scopes: list[dict[str, Value]] = [{}]
-        self._stripped = [_strip_location(line) for line in self.lines]
+        self._stripped = [
+            ("", None) if line.startswith("#loc") else split_location(line) for line in self.lines
+        ]
         while self._at < len(self.lines):
             if self._text().startswith("tt.func"):
                 self._function()
@@ -212,23 +150,21 @@ class Module:
         return self.locations.frames(location) if location else ()
 
     def _function(self) -> None:
-        text = self._text()
-        name = re.search(r"@([\w$.\-]+|\"[^\"]+\")", text)
-        assert name, text
-        start = text.index("(", name.end() - 1) + 1
-        depth, at = 1, start
-        while depth:
-            depth += (text[at] == "(") - (text[at] == ")")
-            at += 1
+        text, header = self._text(), self.lines[self._at]
+        start, end = header_arguments(header)
         arguments: list[Value] = []
-        scope: dict[str, Value] = {}
-        for part in split_top(text[start : at - 1], ", "):
+        labels: list[str] = []
+        for part in split_top(header[start:end], ", "):
             if part.strip():
-                argument, kind = part.split(":", 1)
+                code, location = split_location(part)
+                argument, kind = code.split(":", 1)
                 kind = re.sub(r"\s*\{.*\}\s*$", "", kind.strip())
                 value = Value(argument.strip(), parse_type(kind), index=len(arguments))
                 arguments.append(value)
-                scope[value.name] = value
+                label = self.locations.name(location) if location else None
+                # members of a tuple have one Python name; then the SSA names tell them apart
+                labels.append(label if label and label not in labels else value.name[1:])
+        scope = {value.name: value for value in arguments}
         line = self._at
         if not text.endswith("{"):  # a declaration
             self._at += 1
@@ -241,9 +177,8 @@ class Module:
         blocks[0].arguments = arguments
         for value in arguments:
             value.block = blocks[0]
-        self.functions[name.group(1)] = Function(
-            name.group(1), "public" in text[: name.start()], line, arguments, blocks
-        )
+        name, public = symbol(header), "private" not in header.split("@")[0]
+        self.functions[name] = Function(name, public, line, arguments, blocks, labels)
 
     def _region(self, parent: Op | None, line: int, arguments: list[Value] = ()) -> list[Block]:  # type: ignore[assignment]
         block = Block(parent, line, "entry", list(arguments))
@@ -252,7 +187,6 @@ class Module:
         for value in arguments:
             value.block = block
         self._scopes.append(scope)
-        pending: list[tuple[Op, list[str]]] = []
         while not self._text().startswith("}"):
             text = self._text()
             if not text:
@@ -280,7 +214,6 @@ class Module:
             op.index = len(block.ops)
             block.ops.append(op)
         self._scopes.pop()
-        del pending
         return blocks
 
     def _lookup(self, name: str) -> Value:
@@ -391,7 +324,7 @@ class Module:
         """`"tt.reduce"(%a) <{...}> ({ ... }) {...} : (types) -> types`"""
         line = self._at
         before = rest[: rest.rindex("({")] if rest.endswith("({") else rest[:-1]
-        for name in _VALUE.findall(_QUOTED.sub('""', before)):
+        for name in _VALUE.findall(QUOTED.sub('""', before)):
             self._use(op, name)
         self._at += 1
         op.regions.append(self._region(op, line))
@@ -410,10 +343,10 @@ class Module:
         parts = split_top(rest, " : ")
         op.head = " : ".join(parts[:-1]) if len(parts) > 1 else rest
         signature = parts[-1].strip() if len(parts) > 1 else ""
-        text = _QUOTED.sub('""', op.head)
-        if op.name.startswith("cf."):
+        text = QUOTED.sub('""', op.head)
+        if op.name in ("cf.br", "cf.cond_br"):
             op.successors = [
-                (label, _VALUE.findall((values or "").split(":")[0]))
+                (label, [self._lookup(name) for name in _VALUE.findall(values.split(":")[0])])
                 for label, values in _SUCCESSOR.findall(rest)
             ]
             text = text.split("^")[0]
@@ -434,7 +367,7 @@ def _result_types(op: Op, signature: str, count: int) -> list[Type]:
             types = parse_types(sides[1])
             return types * count if len(types) == 1 else types  # tt.split prints one for both
     types = parse_types(signature)
-    if not types and op.head.split()[:1] in (["true"], ["false"]):  # printed without its type, i1
+    if not types and op.head.split()[-1:] in (["true"], ["false"]):  # printed without its type, i1
         return [parse_type("i1")]
     if not types:
         raise ValueError(
@@ -443,9 +376,7 @@ def _result_types(op: Op, signature: str, count: int) -> list[Type]:
     if op.name == "tt.make_tensor_descriptor":  # the prefix is left out in print
         return [parse_type("!tt.tensordesc" + types[-1].text)]
     if op.name == "tt.load":
-        pointer = _POINTER.match(types[0].element)
-        assert pointer, signature
-        return [types[0].like(pointer.group(1))]
+        return [types[0].like(types[0].pointee)]
     if op.name in ("arith.cmpi", "arith.cmpf"):
         return [types[0].like("i1")]
     if op.name in ("tt.addptr", "arith.addui_extended"):
@@ -453,27 +384,3 @@ def _result_types(op: Op, signature: str, count: int) -> list[Type]:
     if op.name in ("arith.mului_extended", "arith.mulsi_extended"):
         return [types[0], types[0]]
     return [types[-1]] * max(count, 1)
-
-
-def _strip_location(line: str) -> tuple[str, str | None]:
-    """(text without any `loc(...)`, text inside the last one)."""
-    if line.startswith("#loc"):
-        return "", None
-    found = None
-    while (start := line.find(" loc(")) >= 0:
-        at, depth, quoted = start + 5, 1, False
-        while depth:
-            char = line[at]
-            if quoted:
-                if char == "\\":
-                    at += 1
-                elif char == '"':
-                    quoted = False
-            elif char == '"':
-                quoted = True
-            else:
-                depth += (char == "(") - (char == ")")
-            at += 1
-        found = line[start + 5 : at - 1]
-        line = line[:start] + line[at:]
-    return line.strip(), found

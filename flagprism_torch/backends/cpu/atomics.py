@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.module import Op, Value
 from .frame import Frame, LaunchAborted
 from .lowering import Lowering, Step, rule
 from .memory import Access, access, load
-from .parse import Op
 from .scalars import BINARY, Function
 from .storages import window
 from .types import Array, from_memory, memory_dtype, register_dtype, to_memory, unsigned
@@ -53,8 +53,8 @@ def _native() -> Any:
     return interpreter
 
 
-def _tile(frame: Frame, name: str, shape: tuple[int, ...]) -> Array:
-    return np.ascontiguousarray(np.broadcast_to(frame[name], shape))
+def _tile(frame: Frame, value: Value, shape: tuple[int, ...]) -> Array:
+    return np.ascontiguousarray(np.broadcast_to(frame[value], shape))
 
 
 def _check(frame: Frame, at: Access, p: Array, mask: Array) -> bool:
@@ -84,7 +84,7 @@ def _rmw(op: Op, lowering: Lowering) -> Step:
     at, out = access(op, lowering, "updates"), op.results[0]
     pointer, operand = op.operands[:2]
     mask = op.operands[2] if len(op.operands) > 2 else None
-    tile, dtype = op.in_types[0].shape, register_dtype(at.elem)
+    tile, dtype = op.operand_types[0].dims, register_dtype(at.elem)
     by_native = dtype.itemsize >= 4 and at.elem != "bf16" and dtype.kind in "if"
     interpreter = _native()
     code = getattr(interpreter.RMW_OP, _KINDS[kind])
@@ -132,7 +132,7 @@ def _locked(
 def _cas(op: Op, lowering: Lowering) -> Step:
     at, out = access(op, lowering, "updates"), op.results[0]
     pointer, expected, wanted = op.operands
-    tile, dtype, cell = op.in_types[0].shape, register_dtype(at.elem), memory_dtype(at.elem)
+    tile, dtype, cell = op.operand_types[0].dims, register_dtype(at.elem), memory_dtype(at.elem)
     interpreter = _native()
     order = interpreter.MEM_SEMANTIC.ACQUIRE_RELEASE
     word = np.dtype(f"i{cell.itemsize}")
@@ -171,7 +171,7 @@ def _poll(op: Op, lowering: Lowering) -> Step:
     at, out = access(op, lowering, "reads"), op.results[0]
     pointer, expected = op.operands[:2]
     limit = op.operands[2] if len(op.operands) > 2 else None
-    tile = op.in_types[0].shape
+    tile = op.operand_types[0].dims
 
     def step(frame: Frame) -> None:
         shape = (frame.programs, *tile)

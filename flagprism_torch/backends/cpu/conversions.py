@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.module import Op
+from ...ir.types import Type, parse_type
 from .frame import Frame
 from .libdevice import function_of
 from .lowering import Lowering, Step, rule
-from .parse import Op
 from .scalars import (
     add_carry,
     compare_float,
@@ -24,7 +25,6 @@ from .scalars import (
 from .types import (
     ROUNDED,
     Array,
-    Type,
     bits,
     from_memory,
     memory_dtype,
@@ -39,7 +39,7 @@ from .types import (
 # ------------------------------------------------------------------------------ constants
 @rule("arith.constant")
 def _constant(op: Op, lowering: Lowering) -> Step:
-    kind = op.out_types[0] if op.out_types else Type((), "i1")
+    kind = op.result_types[0] if op.result_types else parse_type("i1")
     text = re.sub(r"^\s*\{.*?\}\s*", "", op.head).strip()
     value, out = constant(text, kind), op.results[0]
     value.flags.writeable = False
@@ -58,15 +58,15 @@ def constant(text: str, kind: Type) -> Array:
         text = dense.group(1)
     if text.startswith('"0x'):
         raw = bytes.fromhex(text.strip('"')[2:])
-        cells = np.frombuffer(raw, memory_dtype(kind.elem))
-        shape = kind.shape if cells.size == kind.lanes else (1,) * len(kind.shape)
-        return from_memory(cells, kind.elem).reshape(1, *shape).copy()
-    dtype = register_dtype(kind.elem)
+        cells = np.frombuffer(raw, memory_dtype(kind.element))
+        shape = kind.dims if cells.size == kind.numel else (1,) * len(kind.dims)
+        return from_memory(cells, kind.element).reshape(1, *shape).copy()
+    dtype = register_dtype(kind.element)
     if text.startswith("["):
-        items = [_literal(t, kind.elem) for t in re.findall(r"[^\[\],\s]+", text)]
-        return round_to(np.array(items).astype(dtype), kind.elem).reshape(1, *kind.shape)
-    shape = (1,) * (1 + len(kind.shape))
-    return np.array(_literal(text, kind.elem)).astype(dtype).reshape(shape)
+        items = [_literal(t, kind.element) for t in re.findall(r"[^\[\],\s]+", text)]
+        return round_to(np.array(items).astype(dtype), kind.element).reshape(1, *kind.dims)
+    shape = (1,) * (1 + len(kind.dims))
+    return np.array(_literal(text, kind.element)).astype(dtype).reshape(shape)
 
 
 def _literal(text: str, elem: str) -> Any:
@@ -87,8 +87,8 @@ _WORDS: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint
 
 @rule("ub.poison")
 def _poison(op: Op, lowering: Lowering) -> Step:
-    kind, out = op.out_types[0], op.results[0]
-    value = np.zeros((1,) * (1 + len(kind.shape)), register_dtype(kind.elem))
+    kind, out = op.result_types[0], op.results[0]
+    value = np.zeros((1,) * (1 + len(kind.dims)), register_dtype(kind.element))
 
     def step(frame: Frame) -> None:
         frame[out] = value
@@ -109,7 +109,7 @@ def _poison(op: Op, lowering: Lowering) -> Step:
 )
 def _cast(op: Op, lowering: Lowering) -> Step:
     a, out = op.operands[0], op.results[0]
-    source, elem = op.in_types[0].elem, op.out_types[0].elem
+    source, elem = op.operand_types[0].element, op.result_types[0].element
     dtype = register_dtype(elem)
     if source == "i1" and op.name in ("arith.extsi", "arith.sitofp"):
 
@@ -144,7 +144,7 @@ def _cast(op: Op, lowering: Lowering) -> Step:
 
 @rule("arith.extui", "arith.uitofp", "arith.index_castui")
 def _cast_unsigned(op: Op, lowering: Lowering) -> Step:
-    a, out, elem = op.operands[0], op.results[0], op.out_types[0].elem
+    a, out, elem = op.operands[0], op.results[0], op.result_types[0].element
     dtype = register_dtype(elem)
 
     def step(frame: Frame) -> None:
@@ -156,7 +156,7 @@ def _cast_unsigned(op: Op, lowering: Lowering) -> Step:
 @rule("arith.fptosi", "arith.fptoui")
 def _to_integer(op: Op, lowering: Lowering) -> Step:
     """Saturates like `cvt.rzi`, whose narrowest integer has 16 bits; NaN gives 0."""
-    a, out, elem = op.operands[0], op.results[0], op.out_types[0].elem
+    a, out, elem = op.operands[0], op.results[0], op.result_types[0].element
     dtype, width = register_dtype(elem), max(bits(elem), 16)
     signed = op.name == "arith.fptosi"
     low = -(1 << (width - 1)) if signed else 0
@@ -177,7 +177,7 @@ def _to_integer(op: Op, lowering: Lowering) -> Step:
 @rule("arith.bitcast", "tt.bitcast")
 def _bitcast(op: Op, lowering: Lowering) -> Step:
     a, out = op.operands[0], op.results[0]
-    source, target = op.in_types[0], op.out_types[0]
+    source, target = op.operand_types[0], op.result_types[0]
     if source.is_pointer and target.is_pointer:
 
         def same(frame: Frame) -> None:
@@ -186,15 +186,15 @@ def _bitcast(op: Op, lowering: Lowering) -> Step:
         return same
 
     def step(frame: Frame) -> None:
-        cells = to_memory(frame[a], source.elem)
-        frame[out] = from_memory(cells.view(memory_dtype(target.elem)), target.elem)
+        cells = to_memory(frame[a], source.element)
+        frame[out] = from_memory(cells.view(memory_dtype(target.element)), target.element)
 
     return step
 
 
 @rule("tt.int_to_ptr", "tt.ptr_to_int")
 def _pointer_cast(op: Op, lowering: Lowering) -> Step:
-    a, out, dtype = op.operands[0], op.results[0], register_dtype(op.out_types[0].elem)
+    a, out, dtype = op.operands[0], op.results[0], register_dtype(op.result_types[0].element)
 
     def step(frame: Frame) -> None:
         frame[out] = frame[a].astype(dtype, copy=False)
@@ -219,7 +219,7 @@ def _compare(op: Op, lowering: Lowering) -> Step:
 @rule("arith.select")
 def _select(op: Op, lowering: Lowering) -> Step:
     (c, a, b), out = op.operands, op.results[0]
-    rank = 1 + len(op.out_types[0].shape)
+    rank = 1 + len(op.result_types[0].dims)
 
     def step(frame: Frame) -> None:
         flag = frame[c]
@@ -232,7 +232,7 @@ def _select(op: Op, lowering: Lowering) -> Step:
 
 @rule("math.fma")
 def _fma(op: Op, lowering: Lowering) -> Step:
-    (a, b, c), out, elem = op.operands, op.results[0], op.out_types[0].elem
+    (a, b, c), out, elem = op.operands, op.results[0], op.result_types[0].element
 
     def step(frame: Frame) -> None:
         frame[out] = round_to(fma(frame[a], frame[b], frame[c]), elem)
@@ -290,10 +290,11 @@ def _extern(op: Op, lowering: Lowering) -> Step:
     f = function_of(symbol)
     if f is None:
         raise lowering.unsupported(op, symbol)
-    call, names, out, dtype = f, op.operands, op.results[0], register_dtype(op.out_types[0].elem)
+    call, inputs, out = f, op.operands, op.results[0]
+    dtype = register_dtype(op.result_types[0].element)
 
     def step(frame: Frame) -> None:
-        frame[out] = np.asarray(call(*[frame[name] for name in names])).astype(dtype, copy=False)
+        frame[out] = np.asarray(call(*[frame[a] for a in inputs])).astype(dtype, copy=False)
 
     return step
 
@@ -320,8 +321,8 @@ def _inline_asm(op: Op, lowering: Lowering) -> Step:
         outs = op.results
 
         def dependency(frame: Frame) -> None:
-            for name in outs:
-                frame[name] = np.zeros((1,), np.int32)
+            for out in outs:
+                frame[out] = np.zeros((1,), np.int32)
 
         return dependency
     raise lowering.unsupported(op, f"inline assembly {asm!r}")

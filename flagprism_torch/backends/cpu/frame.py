@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ...ir.module import Value
+from ...ir.types import Type
 from .storages import Storages
-from .types import Array, Type, register_dtype
+from .types import Array, register_dtype
 
 
 class LaunchAborted(Exception):
@@ -31,8 +33,10 @@ class Launch:
         self.aborted = False
 
 
-class Frame(dict[str, Array]):
-    """Values by SSA name, for `programs` programs.
+class Frame(dict[Value, Array]):
+    """What the SSA values hold, for `programs` programs.
+
+    The key is the value itself: names are reused in sibling regions, and its hash is its address.
 
     `pids`: the three program ids, int32 [programs] or [1] each.
     """
@@ -53,25 +57,25 @@ class Frame(dict[str, Array]):
         other.update(self)
         return other
 
-    def select(self, names: Iterable[str], programs: Array) -> Frame:
-        """The values `names` for some programs (int64 indices)."""
+    def select(self, wanted: Iterable[Value], programs: Array) -> Frame:
+        """The values `wanted` for some programs (int64 indices)."""
         pids = [p if p.shape[0] == 1 else p[programs] for p in self.pids]
         other = Frame(self.launch, pids, len(programs))
-        for name in names:
-            value = self.get(name)
-            if value is not None:
-                other[name] = value if value.shape[0] == 1 else value[programs]
+        for key in wanted:
+            held = self.get(key)
+            if held is not None:
+                other[key] = held if held.shape[0] == 1 else held[programs]
         return other
 
-    def spread(self, names: Iterable[str], lanes: int) -> Frame:
-        """The values `names` (scalars) with each program repeated `lanes` times: one program per
+    def spread(self, wanted: Iterable[Value], lanes: int) -> Frame:
+        """The values `wanted` (scalars) with each program repeated `lanes` times: one program per
         element of a tile."""
         pids = [p if p.shape[0] == 1 else np.repeat(p, lanes) for p in self.pids]
         other = Frame(self.launch, pids, self.programs * lanes)
-        for name in names:
-            value = self.get(name)
-            if value is not None:
-                other[name] = value if value.shape[0] == 1 else np.repeat(value, lanes, axis=0)
+        for key in wanted:
+            held = self.get(key)
+            if held is not None:
+                other[key] = held if held.shape[0] == 1 else np.repeat(held, lanes, axis=0)
         return other
 
     def program(self, index: int) -> tuple[int, int, int]:
@@ -82,7 +86,7 @@ class Frame(dict[str, Array]):
 
 def full(x: Array, kind: Type) -> Array:
     """`x` with all lanes of its type (axis 0 stays as it is)."""
-    shape = (x.shape[0], *kind.shape)
+    shape = (x.shape[0], *kind.dims)
     return x if x.shape == shape else np.broadcast_to(x, shape)
 
 
@@ -90,7 +94,7 @@ def full_rows(arrays: Sequence[Array], kinds: Sequence[Type]) -> list[Array]:
     """All lanes and a common number of programs."""
     rows = max(x.shape[0] for x in arrays)
     return [
-        x if x.shape == (rows, *t.shape) else np.broadcast_to(x, (rows, *t.shape))
+        x if x.shape == (rows, *t.dims) else np.broadcast_to(x, (rows, *t.dims))
         for x, t in zip(arrays, kinds, strict=True)
     ]
 
@@ -101,7 +105,7 @@ def merge(
     """Put results of disjoint sets of programs together: `parts` are (program indices, values)."""
     merged = []
     for k, kind in enumerate(kinds):
-        out = np.zeros((programs, *kind.shape), register_dtype(kind.elem))
+        out = np.zeros((programs, *kind.dims), register_dtype(kind.element))
         for chosen, values in parts:
             out[chosen] = values[k]
         merged.append(out)

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.module import Function, Module, Op, walk
+from ...ir.types import Type
 from . import atomics, control, conversions, memory, reductions, tensors  # noqa: F401  (register rules)
 from .frame import Frame, Launch, LaunchAborted
 from .lowering import Lowering
-from .parse import Op, Region, parse_module
 from .storages import Storage, Storages
 from .types import Array, number
 
@@ -26,13 +27,13 @@ RESIDENT = 1024  # programs that can wait for each other, as on a device that ho
 _WAITS = frozenset({"tt.load", "tt.atomic_load", "tt.atomic_rmw", "tt.atomic_cas", "tt.call"})
 
 
-def _waits(region: Region) -> bool:
-    """Whether a program may wait in this region for what another one writes."""
-    for op in region.walk():
+def _waits(function: Function) -> bool:
+    """Whether a program may wait in this function for what another one writes."""
+    for op in function.walk():
         if op.name == "tt.atomic_poll":
             return True
         if op.name == "scf.while" and any(
-            inner.name in _WAITS for part in op.regions for inner in part.walk()
+            inner.name in _WAITS for region in op.regions for inner in walk(region)
         ):
             return True
     return False
@@ -46,15 +47,15 @@ class Kernel:
     """
 
     def __init__(self, text: str) -> None:
-        module = parse_module(text)
+        module = Module(text)
         entry = module.entry
         self.name = entry.name
-        self.types = entry.body.blocks[0].arg_types
-        self.labels = entry.arg_names
-        ops: list[Op] = [op for f in module.functions.values() for op in f.body.walk()]
+        self.types: list[Type] = [argument.type for argument in entry.arguments]
+        self.labels = entry.labels
+        ops: list[Op] = [op for f in module.functions.values() for op in f.walk()]
         self.op_names = frozenset(op.name for op in ops)
-        widest = max((t.lanes for op in ops for t in op.in_types + op.out_types), default=1)
-        self.threaded = any(_waits(f.body) for f in module.functions.values())
+        widest = max((t.numel for op in ops for t in op.operand_types + op.result_types), default=1)
+        self.threaded = any(_waits(f) for f in module.functions.values())
         self.chunk = 1 if self.threaded else max(1, CHUNK_LANES // widest)
         self._body = Lowering(module, entry.name).function(entry.name)
 
@@ -78,7 +79,7 @@ class Kernel:
                 storage = _storage(label, arg)
                 storages += [] if storage is None else [storage]
                 arg = int(arg.data_ptr())
-            values.append(number(0 if arg is None else arg, kind.elem))
+            values.append(number(0 if arg is None else arg, kind.element))
         launch = Launch(self.name, grid, Storages(storages))
         programs = math.prod(grid)
         if self.threaded and programs > 1:

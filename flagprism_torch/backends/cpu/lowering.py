@@ -6,16 +6,28 @@ over a Frame. Everything that can be decided from the text is decided once, here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import UnsupportedOpError
+from ...ir.module import Block, Module, Op, Value
 from .frame import Frame
-from .parse import TERMINATORS, Block, Module, Op, Region
 from .pointers import Origins
 from .scalars import BINARY, BINARY_I1, UNARY, Function
 from .statements import statement_of
 from .types import ROUNDED, Array, round_to, supported
+
+TERMINATORS = frozenset(
+    {
+        "scf.yield",
+        "scf.condition",
+        "tt.return",
+        "tt.reduce.return",
+        "tt.scan.return",
+        "tt.map_elementwise.return",
+        "ub.unreachable",
+    }
+)
 
 Step = Callable[[Frame], None]
 Rule = Callable[[Op, "Lowering"], Step]
@@ -36,11 +48,11 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 @dataclass(frozen=True)
 class Body:
-    """An executable region. `captured`: names it reads from outside; `branches`: whether it has
+    """An executable region. `captured`: values it reads from outside; `branches`: whether it has
     control flow of its own, so that its values must be one scalar per program."""
 
     run: Callable[[Frame, Sequence[Array]], list[Array]]
-    captured: frozenset[str]
+    captured: frozenset[Value]
     branches: bool
 
 
@@ -64,25 +76,23 @@ class Lowering:
     def function(self, name: str) -> Body:
         """The body of a tt.func, lowered once."""
         if name not in self._functions:
-            self._functions[name] = self.region(self.module.functions[name].body)
+            self._functions[name] = self.region(self.module.functions[name].blocks)
         return self._functions[name]
 
-    def region(self, region: Region) -> Body:
+    def region(self, blocks: list[Block]) -> Body:
         from .control import graph  # the only rule that needs several blocks
 
-        if len(region.blocks) > 1:
-            return graph(region, self)
-        return self.block(region.blocks[0])
+        return graph(blocks, self) if len(blocks) > 1 else self.block(blocks[0])
 
     def block(self, block: Block) -> Body:
         """A block whose terminator's operands are its results (a cf terminator has none)."""
         steps: list[Step] = []
-        results: list[str] = []
-        defined = set(block.args)
-        used: set[str] = set()
+        results: list[Value] = []
+        defined = set(block.arguments)
+        used: set[Value] = set()
         branches = False
         for op in block.ops:
-            used.update(op.operands)
+            used.update(read_by(op))
             if op.name in TERMINATORS:
                 results = op.operands
             elif op.name not in ("cf.br", "cf.cond_br"):
@@ -90,40 +100,34 @@ class Lowering:
                 used |= self.captured(op)
                 branches |= op.name.startswith("scf.")
             defined.update(op.results)
-        for _, passed in block.targets:
-            used.update(passed)
-        args = list(block.args)
+        args = list(block.arguments)
 
         def run(frame: Frame, values: Sequence[Array]) -> list[Array]:
-            for name, value in zip(args, values, strict=True):
-                frame[name] = value
+            for arg, value in zip(args, values, strict=True):
+                frame[arg] = value
             for step in steps:
                 step(frame)
-            return [frame[name] for name in results]
+            return [frame[result] for result in results]
 
         return Body(run, frozenset(used - defined), branches)
 
-    def captured(self, op: Op) -> set[str]:
-        """Names that the regions of `op` read from outside."""
-        used: set[str] = set()
-        defined: set[str] = set()
+    def captured(self, op: Op) -> set[Value]:
+        """Values that the regions of `op` read from outside."""
+        used: set[Value] = set()
+        defined: set[Value] = set()
         for region in op.regions:
-            for block in region.blocks:
-                defined.update(block.args)
-                used.update(name for _, passed in block.targets for name in passed)
-            for inner in region.walk():
-                used.update(inner.operands)
-                defined.update(inner.results)
-                for nested in inner.regions:
-                    for block in nested.blocks:
-                        defined.update(block.args)
-                        used.update(name for _, passed in block.targets for name in passed)
+            for block in region:
+                defined.update(block.arguments)
+                for inner in block.ops:
+                    used.update(read_by(inner))
+                    used |= self.captured(inner)
+                    defined.update(inner.results)
         return used - defined
 
     def step(self, op: Op) -> Step:
-        for kind in op.in_types + op.out_types:
-            if not supported(kind.elem):
-                raise self.unsupported(op, f"type {kind.elem}")
+        for kind in op.operand_types + op.result_types:
+            if not supported(kind.element):
+                raise self.unsupported(op, f"type {kind.element}")
         found = RULES.get(op.name)
         if found is not None:
             return found(op, self)
@@ -135,14 +139,29 @@ class Lowering:
         raise self.unsupported(op)
 
 
+def read_by(op: Op) -> Iterator[Value]:
+    """Operands of an op and the values it passes to other blocks."""
+    yield from op.operands
+    for _, passed in op.successors:
+        yield from passed
+
+
+def integer(op: Op, name: str) -> int:
+    """An integer attribute that the op must have; ValueError without it."""
+    found = op.int_attr(name)
+    if found is None:
+        raise ValueError(f"{op.name} has no attribute {name}: {op.head}")
+    return found
+
+
 def binary_function(op: Op) -> Function | None:
     """The NumPy function of a two-operand elementwise op, None if it is not one."""
-    table = BINARY_I1 if op.out_types and op.out_types[0].elem == "i1" else BINARY
+    table = BINARY_I1 if op.result_types and op.result_types[0].element == "i1" else BINARY
     return table.get(op.name)
 
 
 def _binary(op: Op, f: Function) -> Step:
-    (a, b), out, elem = op.operands, op.results[0], op.out_types[0].elem
+    (a, b), out, elem = op.operands, op.results[0], op.result_types[0].element
     if elem in ROUNDED:
 
         def rounded(frame: Frame) -> None:
@@ -157,7 +176,7 @@ def _binary(op: Op, f: Function) -> Step:
 
 
 def _unary(op: Op) -> Step:
-    f, a, out, elem = UNARY[op.name], op.operands[0], op.results[0], op.out_types[0].elem
+    f, a, out, elem = UNARY[op.name], op.operands[0], op.results[0], op.result_types[0].element
     if elem in ROUNDED:
 
         def rounded(frame: Frame) -> None:

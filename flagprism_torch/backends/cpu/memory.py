@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidPointerError
+from ...ir.module import Op
 from .frame import Frame
 from .lowering import Lowering, Step, rule
-from .parse import Op
 from .storages import window
 from .types import Array, from_memory, memory_dtype, register_dtype, to_memory
 
@@ -19,7 +19,7 @@ from .types import Array, from_memory, memory_dtype, register_dtype, to_memory
 @rule("tt.addptr")
 def _addptr(op: Op, lowering: Lowering) -> Step:
     (pointer, offset), out = op.operands, op.results[0]
-    size = np.int64(memory_dtype(op.in_types[0].pointee).itemsize)
+    size = np.int64(memory_dtype(op.operand_types[0].pointee).itemsize)
 
     def step(frame: Frame) -> None:
         base, bytes_ = frame[pointer], frame[offset].astype(np.int64)
@@ -100,13 +100,13 @@ def access(op: Op, lowering: Lowering, verb: str) -> Access:
     pointer = op.operands[0]
     arguments = lowering.origins.of(pointer)
     return Access(
-        op.in_types[0].pointee,
+        op.operand_types[0].pointee,
         verb,
         arguments,
         next(iter(sorted(a for a in arguments if a is not None)), None),
         lowering.origins.same_type(pointer),
         lambda: lowering.statement(op),
-        memory_dtype(op.in_types[0].pointee),
+        memory_dtype(op.operand_types[0].pointee),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .parse import SYMBOL, Module, Op, Region
+from ...ir.module import Block, Module, Op, Value
+from ...ir.text import symbol
 
 _SAME = frozenset(
     {
@@ -20,94 +21,78 @@ _SAME = frozenset(
 )
 
 
-def callee(call: Op) -> str:
-    """The function name of a tt.call."""
-    found = SYMBOL.search(call.head)
-    assert found is not None
-    return found.group(1) or found.group(2)
-
-
 class Origins:
-    """Answers `of(name)` and `aligned(name)` for the SSA values of a module."""
+    """Answers `of(value)` and `same_type(value)` for the SSA values of a module."""
 
     def __init__(self, module: Module) -> None:
-        self._makers: dict[str, Op] = {}
-        self._sources: dict[str, list[str]] = {}  # block argument -> values it may take
-        self._labels: dict[str, str] = {}  # entry argument -> Python name
+        self._sources: dict[Value, list[Value]] = {}  # block argument -> values it may take
         entry = module.entry
+        self._labels = dict(zip(entry.arguments, entry.labels, strict=True))
         calls: dict[str, list[Op]] = {}
         for function in module.functions.values():
-            for op in function.body.walk():
-                for name in op.results:
-                    self._makers[name] = op
+            for op in function.walk():
                 self._block_arguments(op)
                 if op.name == "tt.call":
-                    calls.setdefault(callee(op), []).append(op)
-            self._branches(function.body)
-        for name, label in zip(entry.body.args, entry.arg_names, strict=True):
-            self._labels[name] = label
+                    calls.setdefault(symbol(op.head), []).append(op)
+            self._branches(function.blocks)
         for function in module.functions.values():
-            if function is entry:
-                continue
-            for k, name in enumerate(function.body.args):
-                passed = [op.operands[k] for op in calls.get(function.name, ())]
-                self._sources.setdefault(name, []).extend(passed)
+            if function is not entry:
+                for k, argument in enumerate(function.arguments):
+                    self._add(argument, [op.operands[k] for op in calls.get(function.name, ())])
 
     def _block_arguments(self, op: Op) -> None:
         if op.name == "scf.for":
-            body = op.regions[0]
-            yielded = body.blocks[0].ops[-1].operands
-            for k, name in enumerate(body.args[1:]):
-                self._add(name, [op.operands[3 + k], yielded[k]])
+            (body,) = op.regions[0]
+            for k, argument in enumerate(body.arguments[1:]):
+                self._add(argument, [op.operands[3 + k], body.ops[-1].operands[k]])
         elif op.name == "scf.while":
-            before, after = op.regions
-            yielded = after.blocks[0].ops[-1].operands
-            for k, name in enumerate(before.args):
-                self._add(name, [op.operands[k], yielded[k]])
-            passed = before.blocks[0].ops[-1].operands[1:]
-            for name, value in zip(after.args, passed, strict=False):
-                self._add(name, [value])
+            (before,), (after,) = op.regions
+            for k, argument in enumerate(before.arguments):
+                self._add(argument, [op.operands[k], after.ops[-1].operands[k]])
+            passed = before.ops[-1].operands[1:]
+            for argument, value in zip(after.arguments, passed, strict=False):
+                self._add(argument, [value])
         else:
             for region in op.regions:
                 self._branches(region)
 
-    def _branches(self, region: Region) -> None:
-        by_label = {block.label: block for block in region.blocks}
-        for block in region.blocks:
-            for label, values in block.targets:
-                for name, value in zip(by_label[label].args, values, strict=True):
-                    self._add(name, [value])
+    def _branches(self, region: list[Block]) -> None:
+        by_label = {block.label: block for block in region}
+        for block in region:
+            for label, values in block.ops[-1].successors if block.ops else ():
+                for argument, value in zip(by_label[label].arguments, values, strict=True):
+                    self._add(argument, [value])
 
-    def _add(self, name: str, values: list[str]) -> None:
-        self._sources.setdefault(name, []).extend(values)
+    def _add(self, argument: Value, values: list[Value]) -> None:
+        self._sources.setdefault(argument, []).extend(values)
 
-    def of(self, name: str) -> frozenset[str | None]:
+    def of(self, value: Value) -> frozenset[str | None]:
         """Python names of the arguments; None among them: also from somewhere else (memory, an
         integer, or not traceable)."""
         found: set[str | None] = set()
-        self._follow(name, found, set())
+        self._follow(value, found, set())
         return frozenset(found)
 
-    def same_type(self, name: str) -> bool:
+    def same_type(self, value: Value) -> bool:
         """Whether the pointer keeps its argument's element type, so that it is aligned to it."""
-        seen: set[str] = set()
-        return None not in self.of(name) and self._follow(name, set(), seen)
+        seen: set[Value] = set()
+        return None not in self.of(value) and self._follow(value, set(), seen)
 
-    def _follow_all(self, names: list[str], found: set[str | None], seen: set[str]) -> bool:
-        """Follows every name, also after one that changed its type."""
-        kept = [self._follow(name, found, seen) for name in names]
+    def _follow_all(self, values: list[Value], found: set[str | None], seen: set[Value]) -> bool:
+        """Follows every value, also after one whose type changed."""
+        kept = [self._follow(value, found, seen) for value in values]
         return all(kept)
 
-    def _follow(self, name: str, found: set[str | None], seen: set[str]) -> bool:
-        if name in seen:
+    def _follow(self, value: Value, found: set[str | None], seen: set[Value]) -> bool:
+        if value in seen:
             return True
-        seen.add(name)
-        if name in self._labels:
-            found.add(self._labels[name])
+        seen.add(value)
+        if value in self._labels:
+            found.add(self._labels[value])
             return True
-        if name in self._sources:
-            return self._follow_all(self._sources[name], found, seen)
-        op = self._makers.get(name)
+        if value in self._sources:
+            return self._follow_all(self._sources[value], found, seen)
+        op = value.op
         if op is None:
             found.add(None)
             return False
@@ -122,8 +107,8 @@ class Origins:
             sources = op.operands[:1] if op.name == "tt.gather" else op.operands
             return self._follow_all(sources, found, seen)
         if op.name in ("scf.if", "scf.for", "scf.while"):
-            k = op.results.index(name)
-            ends = [region.blocks[0].ops[-1].operands for region in op.regions]
+            k = value.index
+            ends = [region[0].ops[-1].operands for region in op.regions]
             sources = {
                 "scf.if": lambda: [end[k] for end in ends],
                 "scf.for": lambda: [ends[0][k], op.operands[3 + k]],

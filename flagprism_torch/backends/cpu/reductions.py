@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.module import Op
 from .frame import Frame, full, full_rows
-from .lowering import Body, Lowering, Step, binary_function, rule
-from .parse import Op
+from .lowering import Body, Lowering, Step, binary_function, integer, rule
 from .types import ROUNDED, Array, register_dtype, round_to
 
 _NO_ROUNDING = frozenset({"arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf"})
@@ -32,27 +32,22 @@ def apply(body: Body, frame: Frame, values: Sequence[Array]) -> list[Array]:
         return [np.broadcast_to(r, (shape[0] * lanes,)).reshape(shape) for r in results]
     if body.captured:
         frame = frame.copy()
-        for name in body.captured:
-            value = frame[name]
-            frame[name] = value.reshape(value.shape[0], *(1,) * (len(shape) - 1))
+        for key in body.captured:
+            held = frame[key]
+            frame[key] = held.reshape(held.shape[0], *(1,) * (len(shape) - 1))
     return [np.broadcast_to(r, shape) for r in body.run(frame, values)]
 
 
 def _ufuncs(op: Op) -> list[np.ufunc] | None:
     """One ufunc per operand if the region combines each operand by itself with one."""
-    region = op.regions[0]
-    count = len(op.operands)
-    makers = {inner.results[0]: inner for inner in region.ops if len(inner.results) == 1}
+    block, count = op.regions[0][0], len(op.operands)
     found = []
-    for k, name in enumerate(list(region.ops)[-1].operands):
-        inner = makers.get(name)
-        if inner is None or inner.operands not in (
-            [region.args[k], region.args[count + k]],
-            [region.args[count + k], region.args[k]],
-        ):
+    for k, result in enumerate(block.ops[-1].operands):
+        inner, pair = result.op, [block.arguments[k], block.arguments[count + k]]
+        if inner is None or len(inner.results) != 1 or inner.operands not in (pair, pair[::-1]):
             return None
         function = binary_function(inner)
-        rounds = op.in_types[k].elem in ROUNDED and inner.name not in _NO_ROUNDING
+        rounds = op.operand_types[k].element in ROUNDED and inner.name not in _NO_ROUNDING
         if not isinstance(function, np.ufunc) or rounds or inner.name.startswith("arith.sub"):
             return None
         found.append(function)
@@ -61,14 +56,14 @@ def _ufuncs(op: Op) -> list[np.ufunc] | None:
 
 @rule("tt.reduce")
 def _reduce(op: Op, lowering: Lowering) -> Step:
-    names, outs, kinds = op.operands, op.results, op.in_types
-    axis = 1 + op.integer("axis")
-    extent = kinds[0].shape[axis - 1]
+    inputs, outs, kinds = op.operands, op.results, op.operand_types
+    axis = 1 + integer(op, "axis")
+    extent = kinds[0].dims[axis - 1]
     ufuncs = _ufuncs(op)
     if ufuncs is not None:
         plan = [
-            (u, a, out, register_dtype(t.elem))
-            for u, a, out, t in zip(ufuncs, names, outs, kinds, strict=True)
+            (u, a, out, register_dtype(t.element))
+            for u, a, out, t in zip(ufuncs, inputs, outs, kinds, strict=True)
         ]
 
         def by_ufunc(frame: Frame) -> None:
@@ -82,7 +77,7 @@ def _reduce(op: Op, lowering: Lowering) -> Step:
     body = lowering.region(op.regions[0])
 
     def by_halves(frame: Frame) -> None:
-        values = full_rows([frame[a] for a in names], kinds)
+        values = full_rows([frame[a] for a in inputs], kinds)
         count = extent
         while count > 1:
             half = count // 2
@@ -101,9 +96,9 @@ def _reduce(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.scan")
 def _scan(op: Op, lowering: Lowering) -> Step:
-    names, outs, kinds = op.operands, op.results, op.in_types
-    axis, backward = 1 + op.integer("axis"), "reverse = true" in op.head
-    extent = kinds[0].shape[axis - 1]
+    inputs, outs, kinds = op.operands, op.results, op.operand_types
+    axis, backward = 1 + integer(op, "axis"), "reverse = true" in op.head
+    extent = kinds[0].dims[axis - 1]
     ufuncs = _ufuncs(op)
     body = lowering.region(op.regions[0])
 
@@ -124,7 +119,7 @@ def _scan(op: Op, lowering: Lowering) -> Step:
         return values
 
     def step(frame: Frame) -> None:
-        values = full_rows([frame[a] for a in names], kinds)
+        values = full_rows([frame[a] for a in inputs], kinds)
         if backward:
             values = [np.flip(x, axis) for x in values]
         values = inclusive(frame, values)
@@ -137,13 +132,13 @@ def _scan(op: Op, lowering: Lowering) -> Step:
 @rule("tt.map_elementwise")
 def _map(op: Op, lowering: Lowering) -> Step:
     """`pack` neighbouring elements of each operand go to one call, operand by operand."""
-    names, outs, kinds = op.operands, op.results, op.in_types
-    pack = op.integer("pack", 1)
+    inputs, outs, kinds = op.operands, op.results, op.operand_types
+    pack = op.int_attr("pack") or 1
     body = lowering.region(op.regions[0])
-    shape = op.out_types[0].shape
+    shape = op.result_types[0].dims
 
     def step(frame: Frame) -> None:
-        tiles = full_rows([frame[a] for a in names], kinds)
+        tiles = full_rows([frame[a] for a in inputs], kinds)
         rows = tiles[0].shape[0]
         groups = [t.reshape(rows, -1, pack)[..., k] for t in tiles for k in range(pack)]
         results = apply(body, frame, groups)
@@ -158,13 +153,13 @@ def _map(op: Op, lowering: Lowering) -> Step:
 def _dot(op: Op, lowering: Lowering) -> Step:
     """Exact products of the operands, summed in the result's precision: tf32 is not imitated."""
     (a, b, c), out = op.operands[:3], op.results[0]
-    left, right, result = op.in_types[0], op.in_types[1], op.out_types[0]
-    dtype = register_dtype(result.elem)
+    left, right, result = op.operand_types[0], op.operand_types[1], op.result_types[0]
+    dtype = register_dtype(result.element)
     wide = np.dtype(np.float32) if dtype == np.float16 else dtype
 
     def step(frame: Frame) -> None:
         x, y = full(frame[a], left), full(frame[b], right)
         total = np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False)) + frame[c]
-        frame[out] = round_to(total.astype(dtype, copy=False), result.elem)
+        frame[out] = round_to(total.astype(dtype, copy=False), result.element)
 
     return step

@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 
+from ...ir.module import Op
 from .frame import Frame, full, full_rows
-from .lowering import Lowering, Step, rule
-from .parse import Op
-from .types import Array, Type, register_dtype
+from .lowering import Lowering, Step, integer, rule
+from .types import Array, register_dtype
 
 _AXES = {"x": 0, "y": 1, "z": 2}
 
@@ -54,7 +54,7 @@ def _nothing(op: Op, lowering: Lowering) -> Step:
 # --------------------------------------------------------------------------------- shapes
 @rule("tt.make_range")
 def _range(op: Op, lowering: Lowering) -> Step:
-    value = np.arange(op.integer("start"), op.integer("end"), dtype=np.int32)[None]
+    value = np.arange(integer(op, "start"), integer(op, "end"), dtype=np.int32)[None]
     out = op.results[0]
 
     def step(frame: Frame) -> None:
@@ -65,7 +65,7 @@ def _range(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.splat")
 def _splat(op: Op, lowering: Lowering) -> Step:
-    a, out, ones = op.operands[0], op.results[0], (1,) * len(op.out_types[0].shape)
+    a, out, ones = op.operands[0], op.results[0], (1,) * len(op.result_types[0].dims)
 
     def step(frame: Frame) -> None:
         x = frame[a]
@@ -97,7 +97,7 @@ def _broadcast(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.expand_dims")
 def _expand_dims(op: Op, lowering: Lowering) -> Step:
-    a, out, axis = op.operands[0], op.results[0], 1 + op.integer("axis")
+    a, out, axis = op.operands[0], op.results[0], 1 + integer(op, "axis")
 
     def step(frame: Frame) -> None:
         frame[out] = np.expand_dims(frame[a], axis)
@@ -107,7 +107,8 @@ def _expand_dims(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.reshape")
 def _reshape(op: Op, lowering: Lowering) -> Step:
-    a, out, kind, target = op.operands[0], op.results[0], op.in_types[0], op.out_types[0].shape
+    a, out = op.operands[0], op.results[0]
+    kind, target = op.operand_types[0], op.result_types[0].dims
 
     def step(frame: Frame) -> None:
         x = full(frame[a], kind)
@@ -132,7 +133,7 @@ def _trans(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.join")
 def _join(op: Op, lowering: Lowering) -> Step:
-    (a, b), out, kind = op.operands, op.results[0], op.in_types[0]
+    (a, b), out, kind = op.operands, op.results[0], op.operand_types[0]
 
     def step(frame: Frame) -> None:
         frame[out] = np.stack(full_rows([frame[a], frame[b]], [kind, kind]), -1)
@@ -142,7 +143,7 @@ def _join(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.split")
 def _split(op: Op, lowering: Lowering) -> Step:
-    a, (first, second), kind = op.operands[0], op.results, op.in_types[0]
+    a, (first, second), kind = op.operands[0], op.results, op.operand_types[0]
 
     def step(frame: Frame) -> None:
         x = full(frame[a], kind)
@@ -153,7 +154,7 @@ def _split(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.cat")
 def _cat(op: Op, lowering: Lowering) -> Step:
-    (a, b), out, kind = op.operands, op.results[0], op.in_types[0]
+    (a, b), out, kind = op.operands, op.results[0], op.operand_types[0]
 
     def step(frame: Frame) -> None:
         frame[out] = np.concatenate(full_rows([frame[a], frame[b]], [kind, kind]), 1)
@@ -164,8 +165,8 @@ def _cat(op: Op, lowering: Lowering) -> Step:
 @rule("tt.gather")
 def _gather(op: Op, lowering: Lowering) -> Step:
     a, index = op.operands[:2]
-    out, axis, kinds = op.results[0], 1 + op.integer("axis"), op.in_types[:2]
-    extent = kinds[0].shape[axis - 1]
+    out, axis, kinds = op.results[0], 1 + integer(op, "axis"), op.operand_types[:2]
+    extent = kinds[0].dims[axis - 1]
 
     def step(frame: Frame) -> None:
         x, i = full_rows([frame[a], frame[index]], kinds)
@@ -178,13 +179,13 @@ def _gather(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.histogram")
 def _histogram(op: Op, lowering: Lowering) -> Step:
-    a, out, kind = op.operands[0], op.results[0], op.in_types[0]
+    a, out, kind = op.operands[0], op.results[0], op.operand_types[0]
     mask = op.operands[1] if len(op.operands) > 1 else None
-    bins, dtype = op.out_types[0].shape[0], register_dtype(op.out_types[0].elem)
+    bins, dtype = op.result_types[0].dims[0], register_dtype(op.result_types[0].element)
 
     def step(frame: Frame) -> None:
-        flag = np.ones((1,) * (1 + len(kind.shape)), bool) if mask is None else frame[mask]
-        x, keep = full_rows([frame[a], flag], [kind, Type(kind.shape, "i1")])
+        flag = np.ones((1,) * (1 + len(kind.dims)), bool) if mask is None else frame[mask]
+        x, keep = full_rows([frame[a], flag], [kind, kind.like("i1")])
         rows = x.shape[0]
         keep = keep & (x >= 0) & (x < bins)
         flat = x.astype(np.int64) + bins * np.arange(rows)[:, None]
@@ -217,7 +218,7 @@ def _assert(op: Op, lowering: Lowering) -> Step:
 
 @rule("tt.print")
 def _print(op: Op, lowering: Lowering) -> Step:
-    names, prefix = op.operands, op.string().strip()
+    shown, prefix = op.operands, op.string().strip()
     as_hex = "hex = true" in op.head
 
     def show(x: Array) -> str:
@@ -225,7 +226,7 @@ def _print(op: Op, lowering: Lowering) -> Step:
 
     def step(frame: Frame) -> None:
         for row in range(frame.programs):
-            values = [show(v[row if v.shape[0] > 1 else 0]) for v in (frame[n] for n in names)]
+            values = [show(v[row if v.shape[0] > 1 else 0]) for v in (frame[n] for n in shown)]
             print(f"pid {frame.program(row)}", prefix, *values)
 
     return step

@@ -1,5 +1,7 @@
 """Element types of TTIR: what a value looks like in a NumPy register and in memory.
 
+An element is named as in the text (`ir.types.Type.element`): "i1", "f32", "bf16", "!tt.ptr<f32>".
+
 Register format: bool for i1, intN, float16/32/64; bf16 and fp8 are held as float32 that is already
 rounded to the type; a pointer is an int64 address. Memory format: uint8 for i1, uint16 bits for
 bf16, uint8 bits for fp8.
@@ -9,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,54 +57,27 @@ _UNSIGNED: dict[np.dtype[Any], type[np.generic]] = {
 }
 
 
-@dataclass(frozen=True)
-class Type:
-    """A TTIR type: `shape` is () for a scalar; `elem` is i1, f32, bf16, ptr<f32>, ..."""
-
-    shape: tuple[int, ...]
-    elem: str
-
-    @property
-    def is_pointer(self) -> bool:
-        return self.elem.startswith("ptr<")
-
-    @property
-    def pointee(self) -> str:
-        return self.elem[4:-1]
-
-    @property
-    def is_float(self) -> bool:
-        return is_float(self.elem)
-
-    @property
-    def lanes(self) -> int:
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
-
-
-def is_float(elem: str) -> bool:
-    return elem[0] in "fb"
+def is_pointer(elem: str) -> bool:
+    return elem.startswith("!tt.ptr<")
 
 
 def register_dtype(elem: str) -> np.dtype[Any]:
     """NumPy dtype of a value of type `elem` while a kernel runs. KeyError: no such type."""
-    return np.dtype(np.int64 if elem.startswith("ptr<") else _REGISTER[elem])
+    return np.dtype(np.int64 if is_pointer(elem) else _REGISTER[elem])
 
 
 def memory_dtype(elem: str) -> np.dtype[Any]:
     """NumPy dtype of a value of type `elem` in memory. KeyError: no such type."""
-    return np.dtype(np.int64 if elem.startswith("ptr<") else _MEMORY[elem])
+    return np.dtype(np.int64 if is_pointer(elem) else _MEMORY[elem])
 
 
 def supported(elem: str) -> bool:
-    return elem.startswith("ptr<") or elem in _REGISTER
+    return is_pointer(elem) or elem in _REGISTER
 
 
 def bits(elem: str) -> int:
     """Width in bits (i1 is 1)."""
-    if elem.startswith("ptr<") or elem == "index":
+    if is_pointer(elem) or elem == "index":
         return 64
     found = re.search(r"[if](\d+)", elem)
     assert found is not None
@@ -191,7 +165,7 @@ def number(value: Any, elem: str) -> Array:
     """A one-element array (shape [1]) of a launch argument; integers wrap to the type's width."""
     dtype = register_dtype(elem)
     if isinstance(value, int) and dtype.kind == "i":
-        width = 64 if elem.startswith("ptr<") else bits(elem)
+        width = 64 if is_pointer(elem) else bits(elem)
         value &= (1 << width) - 1
         if value >> (width - 1):
             value -= 1 << width
