@@ -25,6 +25,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "early_return": {"BLOCK": 16},
     "regions": {"BLOCK": 16},
     "atomics": {"BLOCK": 16},
+    "descriptors": {"ROWS": 8, "COLUMNS": 16},
 }
 TYPES = {
     **dict.fromkeys(("x_ptr", "y_ptr", "o_ptr", "a_ptr", "b_ptr"), "*fp32"),
@@ -112,6 +113,8 @@ def mask_of(kernel: str, variable: str) -> tuple[str, tuple[int, ...]]:
         ("early_return", "x", "all"),
         ("early_return", "y", "all"),
         ("regions", "at", "all"),
+        ("descriptors", "x", "unknown"),
+        ("descriptors", "y", "unknown"),
         ("atomics", "old", "n"),
         ("atomics", "seen", "all"),  # what memory held
     ],

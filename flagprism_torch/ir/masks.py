@@ -190,6 +190,8 @@ class ValidLanes:
             return both(own, pointer)
         if name == "tt.atomic_cas":  # has no mask, and its result is what memory held
             return self.of(operands[0])
+        if "descriptor_" in name:  # lanes outside the tensor are filled, and nothing says which
+            return UNKNOWN
         if not value.type.is_tensor:  # also a sum of all lanes: the program has one value to use
             return ALL
         masks = [self.of(v) for v in operands]
