@@ -26,7 +26,7 @@ from flagprism_torch.hooks import externs, inductor, jit
 from flagprism_torch.hooks.collector import Collector
 from flagprism_torch.hooks.patches import Patches
 from flagprism_torch.provenance.modules import ModuleNames
-from flagprism_torch.records.model import Anomaly
+from flagprism_torch.records.model import Anomaly, Block
 from flagprism_torch.records.table import SummaryTable
 
 _active_lock = threading.Lock()
@@ -167,7 +167,12 @@ class Session:
 
     @torch.compiler.disable
     def step(self) -> None:
-        """Close the current step (0-based). Never waits for the device."""
+        """Close the current step (0-based). Never waits for the device.
+
+        Raises:
+            RuntimeError: before the session was entered.
+        """
+        self._check_entered()
         with self._lock:
             self._collector.buffers.submit()
             self._collector.step += 1
@@ -178,7 +183,12 @@ class Session:
 
     @torch.compiler.disable
     def flush(self) -> None:
-        """Wait for every copy in flight and write finished steps to the files."""
+        """Wait for every copy in flight and write finished steps to the files.
+
+        Raises:
+            RuntimeError: before the session was entered: it can have seen nothing.
+        """
+        self._check_entered()
         with self._lock:
             self._collector.buffers.drain()
             self._export(self._collector.step)
@@ -270,13 +280,31 @@ class Session:
             if self._exported <= step < before:
                 blocks = ledger.blocks(step)
                 self._log.add(step, blocks)
-                if self._writer is not None:
-                    self._writer.write(step, join.rows(step, blocks))
+                self._write(step, blocks)
         self._exported = max(self._exported, before)
         if self._log.left_out:
             self._coverage.note(f"more than {self._log.capacity} findings: some are not listed")
         if self._writer is not None and self._writer.left_out:
             self._coverage.note("more TensorBoard series than the limit: some are not written")
+
+    def _write(self, step: int, blocks: list[Block]) -> None:
+        """Write a step to TensorBoard; a disk that fails must not end the user's training."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.write(step, join.rows(step, blocks))
+        except OSError as error:
+            self._writer = None
+            text = f"TensorBoard files stop before step {step}: {error}"
+            self._coverage.note(text)
+            warnings.warn(f"flagprism_torch: {text}", RuntimeWarning, stacklevel=2)
+
+    def _check_entered(self) -> None:
+        if not self._entered:
+            raise RuntimeError(
+                "the session was not entered and has seen nothing; "
+                "use: with flagprism_torch.debug(...) as session:"
+            )
 
     def _warn_if_blind(self) -> None:
         coverage = self._coverage.to_dict()

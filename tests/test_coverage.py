@@ -64,7 +64,7 @@ def test_reasons() -> None:
     assert "4 values left out" in coverage.line()
     assert str(coverage).splitlines()[1:] == [
         "  launches recorded: 105",
-        "  provenance of call sites: recorded 30, comments 0, frames 0, none 1",
+        "  provenance of call sites: recorded 30, none 1",
         "  stepped down: k1: out of registers: stores only",
         "  not instrumented: k43: out of shared memory",
         "  passed: k41 x2: benchmark",

@@ -99,3 +99,27 @@ def test_grad_mode_leaves_no_graph():
         double[(4,)](x, out, 100, BLOCK=32)
         assert torch.is_grad_enabled()
     assert stored(session).min == 2.0
+
+
+def test_results_need_a_session_that_was_entered():
+    session = flagprism_torch.debug(logdir=False)
+    for read in (session.step, session.table, session.report, lambda: session.anomalies):
+        with pytest.raises(RuntimeError, match="was not entered"):
+            read()
+
+
+def test_a_lost_logdir_does_not_end_the_program(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    from flagprism_torch.exporters.tensorboard import TensorBoardWriter
+
+    def write(self: Any, step: int, rows: Any) -> None:
+        raise FileNotFoundError("gone")
+
+    with flagprism_torch.debug(logdir=tmp_path / "run") as session:
+        monkeypatch.setattr(TensorBoardWriter, "write", write)
+        launch()
+        with pytest.warns(RuntimeWarning, match="TensorBoard files stop before step 0: gone"):
+            session.step()
+        launch()
+        session.step()
+    assert session.table().where(role="store")[0].live == 200
+    assert any("gone" in note for note in session.coverage.to_dict()["notes"])

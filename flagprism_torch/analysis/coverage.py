@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 EXTERNS_IN_LINE = 5
-SOURCES = ("recorded", "comments", "frames", "none")  # records.model.Origin.source
+SOURCES = ("recorded", "stale", "comments", "frames", "none")  # records.model.Origin.source
 
 
 class Coverage:
@@ -146,7 +146,7 @@ class Coverage:
         now = self.to_dict()
         lines = [self.line(), f"  launches recorded: {now['launches']}"]
         if any(now["provenance"].values()):
-            found = ", ".join(f"{source} {n}" for source, n in now["provenance"].items())
+            found = ", ".join(f"{source} {n}" for source, n in now["provenance"].items() if n)
             lines.append(f"  provenance of call sites: {found}")
         for kernel, reason in now["stepped_down"].items():
             lines.append(f"  stepped down: {kernel}: {reason}")

@@ -40,6 +40,10 @@ _twins_lock = threading.RLock()
 
 
 _NOWHERE = Origin()
+_STALE = (
+    "some generated code comes from a cache entry of other source text: lines and modules that do "
+    "not match any more are left out; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it afresh"
+)
 
 
 class _GridTooLarge(Exception):
@@ -189,6 +193,8 @@ class Collector:
                     self._site_counts[kernel] = index + 1
                     self._site_numbers[kernel, place] = index
                     self.coverage.provenance(origin.source)
+                    if origin.source == "stale":
+                        self.coverage.note(_STALE)
                 known = self._sites.setdefault(key, CallSite(place, kernel, index, origin))
         return known
 

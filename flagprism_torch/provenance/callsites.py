@@ -10,7 +10,9 @@ and "Topologically Sorted Source Nodes: [...], Original ATen: [...]" (torch/_ind
 from __future__ import annotations
 
 import ast
+import linecache
 import re
+import sys
 import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -266,8 +268,11 @@ def _last_before(found: list[tuple[int, str]], lineno: int) -> tuple[int, str] |
 
 def _origin(marker: markers.Marker, names: ModuleNames | None, running: Running | None) -> Origin:
     reader = _Reader(marker, names, running)
-    placed = [reader.place(owner) for owner in marker.owners]
-    line = next((o for o in reversed(marker.owners) if o.file is not None), None)
+    owners = [reader.checked(owner) for owner in marker.owners]
+    placed = [reader.place(owner) for owner in owners]
+    line = next((o for o in reversed(owners) if o.file is not None), None)
+    statements = {name: reader.statement(shared) for name, shared in marker.variables.items()}
+    statements |= {name: reader.statement((owner,)) for name, owner in marker.stores.items()}
     return Origin(
         module=reader.module(placed),
         modules=tuple(dict.fromkeys(_name(p) for p in placed if p is not None)),
@@ -275,11 +280,8 @@ def _origin(marker: markers.Marker, names: ModuleNames | None, running: Running 
         aten=tuple(dict.fromkeys(o.aten for o in marker.owners if o.aten is not None)),
         model_file=line.file if line else None,
         model_line=line.line if line else None,
-        source="recorded",
-        statements=MappingProxyType(
-            {name: reader.statement(owners) for name, owners in marker.variables.items()}
-            | {name: reader.statement((owner,)) for name, owner in marker.stores.items()}
-        ),
+        source="stale" if reader.stale else "recorded",
+        statements=MappingProxyType(statements),
     )
 
 
@@ -298,7 +300,11 @@ class _Reader:
     ) -> None:
         self.names = names
         self.base: Running | None = None
-        self.ids_valid = names is not None and marker.token == markers.PROCESS_TOKEN
+        self.own = marker.token == markers.PROCESS_TOKEN
+        self.ids_valid = names is not None and self.own
+        self.checksums = marker.checksums
+        self.lines: dict[tuple[str, int], bool] = {}
+        self.stale = False  # something no longer matched (markers, Note [Stale markers])
         root = marker.root
         if (
             running is not None
@@ -307,14 +313,33 @@ class _Reader:
             and not (self.ids_valid and root.key == str(running.module_id))
         ):
             self.base = running
-        self.known: dict[markers.ModuleRef, _Place] = {}
+        self.known: dict[markers.ModuleRef, _Place | None] = {}
+
+    def checked(self, owner: markers.Owner) -> markers.Owner:
+        """The owner, without a place in the source that does not hold any more."""
+        if self.own or owner.file is None or owner.line is None:
+            return owner
+        at = (owner.file, owner.line)
+        if at not in self.lines:
+            linecache.checkcache(owner.file)
+            wanted = self.checksums.get(at, 0)
+            self.lines[at] = (
+                wanted != 0 and _is_loaded(owner.file) and markers.checksum(*at) == wanted
+            )
+        if self.lines[at]:
+            return owner
+        self.stale = True
+        return replace(owner, file=None, line=None)
 
     def place(self, owner: markers.Owner) -> _Place | None:
         ref = owner.module
         if ref is None:
             return None
         if ref not in self.known:
-            self.known[ref] = self._absolute(ref) or (ref.root_cls, ref.fqn)
+            root, name = self._absolute(ref) or (ref.root_cls, ref.fqn)
+            self.known[ref] = (root, name)
+            if not self.own and self.names is not None and self.names.knows(root, name) is False:
+                self.stale, self.known[ref] = True, None
         return self.known[ref]
 
     def _absolute(self, ref: markers.ModuleRef) -> _Place | None:
@@ -337,6 +362,7 @@ class _Reader:
         return _name((roots.pop(), common_prefix([name for _, name in owned])))
 
     def statement(self, owners: tuple[markers.Owner, ...]) -> StatementOrigin:
+        owners = tuple(self.checked(owner) for owner in owners)
         first = owners[0]
         places = [self.place(owner) for owner in owners]
         return StatementOrigin(
@@ -347,6 +373,18 @@ class _Reader:
             model_line=first.line,
             phase=first.phase,
         )
+
+
+def _is_loaded(file: str) -> bool:
+    """Whether a source file is part of this program."""
+    global _loaded
+    if _loaded[0] != len(sys.modules):
+        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        _loaded = (len(sys.modules), frozenset(str(Path(f).absolute()) for f in files if f))
+    return str(Path(file).absolute()) in _loaded[1]
+
+
+_loaded: tuple[int, frozenset[str]] = (-1, frozenset())
 
 
 def common_prefix(names: list[str]) -> str:

@@ -13,14 +13,22 @@ so it travels with the wrapper through every cache of torch.compile. JSON fields
     b  1 in a backward graph          s  pointer argument -> owner
     r  the compiled module            m  modules: [key, fqn, class, class of the root]
     f  files                          a  ATen ops
+    t  checksums of model lines: [file, line, checksum]
 
 Entries of f, m, a and n are referred to by index; -1 is none.
+
+Note [Stale markers]
+torch.compile's caches know graphs, not places: after an edit that leaves the graph as it was, the
+cached wrapper still names old lines, files and modules. So what another process wrote is believed
+only as far as it can be checked: a file must be part of this program and its line must read as it
+did, a module name must exist in the model at hand. Otherwise that part is unknown.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import linecache
 import os
 import secrets
 import zlib
@@ -80,6 +88,13 @@ class Marker:
     owners: list[Owner] = field(default_factory=list)
     variables: dict[str, tuple[Owner, ...]] = field(default_factory=dict)
     stores: dict[str, Owner] = field(default_factory=dict)
+    checksums: dict[tuple[str, int], int] = field(default_factory=dict, compare=False)
+
+
+def checksum(file: str, line: int) -> int:
+    """Of a source line's text without indentation; 0 if it cannot be read."""
+    text = linecache.getline(file, line).strip()
+    return zlib.crc32(text.encode()) if text else 0
 
 
 class _Table:
@@ -128,11 +143,23 @@ def encode(marker: Marker) -> str:
         "o": list(dict.fromkeys(launch)),
         "x": variables,
         "s": stores,
+        "t": _checksums(owners.values(), files),
     }
     text = json.dumps(record, separators=(",", ":"))  # escapes line breaks and non-ASCII
     if len(text) > _COMPRESS_FROM:
         text = "z:" + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     return PREFIX + text
+
+
+def _checksums(owners: list[Owner], files: _Table) -> list[list[int]]:
+    """[file, line, checksum] of every line that can be read."""
+    places = dict.fromkeys((owner.file, owner.line) for owner in owners)
+    found = [
+        [files.add(file), line, checksum(file, line)]
+        for file, line in places
+        if file is not None and line is not None
+    ]
+    return [entry for entry in found if entry[2]]
 
 
 def decode(line: str) -> Marker | None:
@@ -178,4 +205,5 @@ def _unpack(record: dict[str, Any]) -> Marker:
             for name, numbers in record["x"].items()
         },
         stores={name: owners[i] for name, i in record["s"].items()},
+        checksums={(record["f"][f], line): value for f, line, value in record.get("t", ())},
     )

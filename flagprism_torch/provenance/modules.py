@@ -44,14 +44,16 @@ class _Root:
     ref: weakref.ref[torch.nn.Module]
     cls: str
     names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = field(default_factory=dict)
+    all_names: set[str] = field(default_factory=set)  # a shared module has several
 
     def scan(self) -> None:
         root = self.ref()
         if root is None:
             return
-        self.names = {}
-        for name, module in root.named_modules():
+        self.names, self.all_names = {}, set()
+        for name, module in root.named_modules(remove_duplicate=False):
             plain = ".".join(part for part in name.split(".") if part != "_orig_mod")
+            self.all_names.add(plain)
             self.names.setdefault(id(_unwrapped(module)), (weakref.ref(_unwrapped(module)), plain))
 
     def name(self, module: torch.nn.Module) -> str | None:
@@ -129,6 +131,14 @@ class ModuleNames:
                 if known is not None and module is not None and type(module).__name__ == cls:
                     return known[1], root.cls
         return None
+
+    def knows(self, root_cls: str, name: str) -> bool | None:
+        """Whether a known root of that class has a module of that name; None without one."""
+        with self._lock:
+            roots = [r for r in self._ordered() if r.cls == root_cls and r.ref() is not None]
+        if not roots:
+            return None
+        return not name or any(name in root.all_names for root in roots)
 
     def discover(self, frame: FrameType | None) -> None:
         """Make the outermost module on the stack of `frame` a known root, if none was given."""

@@ -55,8 +55,8 @@ class StubDriver:
 class Reserved(RecordBuffers):
     """Record buffers that note what each launch was given."""
 
-    def __init__(self, consume: Any) -> None:
-        super().__init__(consume)
+    def __init__(self, consume: Any, lost: Any) -> None:
+        super().__init__(consume, lost)
         self.given: list[dict[str, int]] = []
 
     def launch(self, note: Any, device: Any, stream: int, slots: int, call: Any) -> Any:
@@ -137,7 +137,7 @@ class Probe:
             collector = Collector(
                 Config(record_capacity=capacity, logdir=False), ModuleNames(None), Coverage()
             )
-            collector.buffers = Reserved(collector._consume)
+            collector.buffers = Reserved(collector._consume, collector._lost)
             jit.install(Patches(stack), collector)
             call()
             out["phases"]["inside"] = self.launches()
