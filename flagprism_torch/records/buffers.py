@@ -59,11 +59,13 @@ def _current(stream: Any) -> Iterator[None]:
     if before == stream:
         yield
         return
-    torch.accelerator.set_stream(stream)
+    device = torch.accelerator.current_device_index()
+    torch.accelerator.set_stream(stream)  # makes its device current too
     try:
         yield
     finally:
         torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(device)
 
 
 def words_of(table: OpTable) -> int:
@@ -268,7 +270,7 @@ class RecordBuffers:
             with _current(owner.stream):  # the caller may be on another stream
                 host = native.copy_to_host(owner.folded[: owner.used])
                 event = torch.Event(owner.device)
-                event.record()
+                event.record(owner.stream)  # without it: the stream of the current device
         with self._lock:
             self._flying.append(_Batch(host, event, owner.launches))
         owner.launches, owner.used = [], 0
