@@ -10,6 +10,7 @@ forward runs; torch/fx/proxy.py uses the same "- 1").
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 import weakref
@@ -23,6 +24,7 @@ import torch
 
 from flagprism_torch.records.model import Origin, Phase
 
+_NOTED_THREADS = 256  # threads whose notes are kept
 _NOTED_PER_THREAD = 1 << 16  # forward launches whose backward may still come
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
@@ -256,7 +258,9 @@ class ModuleNames:
         if sequence < 0:
             return
         with self._lock:
-            noted = self._noted.setdefault(threading.get_ident(), OrderedDict())
+            noted = self._noted.setdefault(_thread_number(), OrderedDict())
+            if len(self._noted) > _NOTED_THREADS:
+                del self._noted[next(iter(self._noted))]
             noted.setdefault(sequence, running)
             if len(noted) > _NOTED_PER_THREAD:
                 noted.popitem(last=False)
@@ -264,13 +268,25 @@ class ModuleNames:
     def _noted_for(self, node: Any) -> Running | None:
         """Sequence numbers count per forward thread. The CPU backward runs on that thread, the one
         of a device does not, and then only an unambiguous number names a module."""
-        sequence, thread = node._sequence_nr(), threading.get_ident()
+        sequence, thread = node._sequence_nr(), _thread_number()
         with self._lock:
             candidates = {t: n[sequence] for t, n in self._noted.items() if sequence in n}
         if thread in candidates:
             return candidates[thread]
         distinct = set(candidates.values())
         return distinct.pop() if len(distinct) == 1 else None
+
+
+_threads = threading.local()
+_thread_numbers = itertools.count()
+
+
+def _thread_number() -> int:
+    """A number no other thread of this process has or had; `get_ident` is reused."""
+    if not hasattr(_threads, "number"):
+        _threads.number = next(_thread_numbers)
+    number: int = _threads.number
+    return number
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
