@@ -24,8 +24,10 @@ LIBRARY := flagprism_torch/_C.abi3.so
 .PHONY: demo test test-main lint gpu bench build clean
 .DELETE_ON_ERROR:
 
+# compiled afresh: code that another checkout left in the shared cache has no lines of this one
 demo: build
-	$(BIN)/python examples/nan_hunt.py
+	rm -rf build/demo
+	TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/demo $(BIN)/python examples/nan_hunt.py
 
 test: lint test-main $(TRITONS:%=test-triton-%)
 
