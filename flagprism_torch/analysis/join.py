@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from ..provenance import callsites
 from ..records import layout
 from ..records.model import NO_MODULE, Block, CallSite, OpEntry, Origin, Row, StatementOrigin
 
@@ -67,13 +68,7 @@ def common_prefix(modules: Iterable[str]) -> str:
 
     `NO_MODULE` if they have no module in common.
     """
-    paths = [module.split(".") for module in modules]
-    shared: list[str] = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(shared) or NO_MODULE
+    return callsites.common_prefix(list(modules)) or NO_MODULE
 
 
 def _owner_names(entry: OpEntry) -> list[str]:

@@ -59,6 +59,8 @@ class Collector:
         self.buffers = RecordBuffers(self._consume, self._lost)
         self.step = 0
         self.recipe = Recipe(config.level, config.max_values, config.histograms)
+        shared = min(SHARED_SLOTS, config.record_capacity)
+        self.shared_recipe = replace(self.recipe, slots=shared)
         self._numbers = itertools.count()
         self._sites: dict[Any, CallSite] = {}
         self._site_counts: dict[str, int] = {}  # kernel -> its call sites
@@ -109,7 +111,7 @@ class Collector:
         self.coverage.saw(kernel)
         recipe = self.recipe
         if owner in self._large:
-            recipe = replace(recipe, slots=min(SHARED_SLOTS, self.config.record_capacity))
+            recipe = self.shared_recipe
         while True:
             twin = self._twin(owner, variant, kernel, recipe, build)
             if twin is None:
@@ -132,7 +134,7 @@ class Collector:
                 return False, None
             except _GridTooLarge:
                 self._large.add(owner)
-                recipe = replace(recipe, slots=min(SHARED_SLOTS, self.config.record_capacity))
+                recipe = self.shared_recipe
 
     def _twin(
         self, owner: Any, variant: Any, kernel: str, recipe: Recipe, build: Build

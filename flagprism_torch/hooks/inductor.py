@@ -137,7 +137,7 @@ def _twin(autotuner: Any, launcher: Any, recipe: Recipe) -> Twin:
     config = launcher.config
     meta = autotuner._create_compile_meta(config)
     options = autotuner._create_compile_options(config, meta)
-    target = heuristics.GPUTarget(meta["device_type"], meta["cc"], _warp_size(autotuner, meta))
+    target = heuristics.GPUTarget(meta["device_type"], meta["cc"], _warp_size(autotuner))
     guard = DeviceGuard(autotuner.get_device_interface(), autotuner.triton_meta["device"])
     with guard:
         twin: Any = build(
@@ -169,9 +169,8 @@ def _reloaded(autotuner: Any) -> Any:
     return getattr(module, autotuner.inductor_meta["kernel_name"]).fn
 
 
-def _warp_size(autotuner: Any, meta: Any) -> int:
-    props = autotuner.device_props
-    return getattr(props, "warp_size", None) or 32
+def _warp_size(autotuner: Any) -> int:
+    return getattr(autotuner.device_props, "warp_size", None) or 32
 
 
 def _config_key(config: Any) -> Any:

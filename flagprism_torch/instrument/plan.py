@@ -151,7 +151,7 @@ class _Planner:
         known: dict[tuple[int, Mask, int], int] = {}
         kept = self._within_limit(chosen)
         for record, role, frame, pointer in chosen:
-            key = (id(_same_lanes(record.value, record.mask)), record.mask, id(record.op.block))
+            key = _group(record)
             if key not in known:
                 if id(record) not in kept:
                     self.left_out["max_values"] += 1
@@ -168,14 +168,10 @@ class _Planner:
         groups: dict[tuple[int, Mask, int], None] = {}
         for i in order:
             record = chosen[i][0]
-            key = (id(_same_lanes(record.value, record.mask)), record.mask, id(record.op.block))
+            key = _group(record)
             if key in groups or len(groups) < self.max_values:
                 groups[key] = None
-        return {
-            id(r)
-            for r, *_ in chosen
-            if (id(_same_lanes(r.value, r.mask)), r.mask, id(r.op.block)) in groups
-        }
+        return {id(record) for record, *_ in chosen if _group(record) in groups}
 
     def _table(self, entries: list[tuple[int, Record, str, Frame, str | None]]) -> OpTable:
         listed = []
@@ -385,6 +381,11 @@ def _inside_combine(op: Op) -> bool:
             return True
         block = block.parent.block
     return False
+
+
+def _group(record: Record) -> tuple[int, Mask, int]:
+    """What records of equal statistics have in common (Note [Shared records])."""
+    return id(_same_lanes(record.value, record.mask)), record.mask, id(record.op.block)
 
 
 def _same_lanes(value: Value, mask: Mask) -> Value:
