@@ -251,9 +251,10 @@ def test_backward_on_another_thread():
 def test_ambiguous_number_names_nothing():
     """Two threads used the number for two modules, and the backward runs on a third thread."""
     losses: list = [None, None]
+    layers = [Layer(), Layer()]  # held: the id of a freed one may come back
 
     def work(index: int) -> None:
-        losses[index] = Layer()(_input()).sum()
+        losses[index] = layers[index](_input()).sum()
 
     for index in range(2):
         thread = threading.Thread(target=work, args=(index,))
