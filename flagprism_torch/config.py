@@ -42,6 +42,7 @@ class Config:
         record_capacity: programs of one launch that get a record of their own; programs beyond
             share slots.
         max_values: probed values per kernel.
+        extern_checks: whether results of `extern_kernels.*` calls get a row.
 
     Raises:
         TypeError, ValueError: naming the argument, its value and what is allowed.
@@ -53,6 +54,7 @@ class Config:
     tensorboard_detail: str = "module"
     record_capacity: int = 65536
     max_values: int = 64
+    extern_checks: bool = True
 
     def __post_init__(self) -> None:
         _choice("level", self.level, int, LEVELS)
@@ -60,6 +62,11 @@ class Config:
         _choice("tensorboard_detail", self.tensorboard_detail, str, TENSORBOARD_DETAILS)
         _count("record_capacity", self.record_capacity, 1, 1 << 20)
         _count("max_values", self.max_values, 1, 4096)
+        if not isinstance(self.extern_checks, bool):
+            raise TypeError(
+                f"extern_checks={self.extern_checks!r} has type "
+                f"{type(self.extern_checks).__name__}; allowed: True, False"
+            )
         if self.logdir is None or self.logdir is False:
             return
         if self.logdir is True or not isinstance(self.logdir, (str, PathLike)):

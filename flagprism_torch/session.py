@@ -26,6 +26,7 @@ from flagprism_torch.hooks import externs, inductor, jit
 from flagprism_torch.hooks.collector import Collector
 from flagprism_torch.hooks.patches import Patches
 from flagprism_torch.provenance.modules import ModuleNames
+from flagprism_torch.provenance.tensors import tensor_name
 from flagprism_torch.records.model import Anomaly, Block
 from flagprism_torch.records.table import SummaryTable
 
@@ -42,6 +43,7 @@ def debug(
     tensorboard_detail: str = "module",
     record_capacity: int = 65536,
     max_values: int = 64,
+    extern_checks: bool = True,
 ) -> Session:
     """Look inside every Triton kernel that runs in the block.
 
@@ -61,6 +63,7 @@ def debug(
         tensorboard_detail: "module" | "kernel" | "statement".
         record_capacity: programs of one launch with a record of their own.
         max_values: probed values per kernel; what is left out is in the coverage.
+        extern_checks: whether results of `extern_kernels.*` calls (GEMMs, convolutions) get a row.
 
     Raises:
         TypeError, ValueError: a wrong argument, naming it, its value and what is allowed.
@@ -72,7 +75,9 @@ def debug(
             "flagprism_torch.debug() was entered inside a compiled function; "
             "put the with block around the call of the compiled function"
         )
-    config = Config(level, addr_level, logdir, tensorboard_detail, record_capacity, max_values)
+    config = Config(
+        level, addr_level, logdir, tensorboard_detail, record_capacity, max_values, extern_checks
+    )
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(
             f"model={type(model).__name__} object: allowed are a torch.nn.Module and None"
@@ -223,14 +228,24 @@ class Session:
     def report(self, detail: str = "kernel") -> str:
         """The text report: anomalies, then per module, kernel and statement, then coverage."""
         table = self.table()
-        return reports.text(table, self.anomalies, self._coverage, steps=self.steps, detail=detail)
+        log = self._complete_log()
+        return reports.text(
+            *(table, log.anomalies(), self._coverage),
+            steps=self.steps,
+            detail=detail,
+            hidden=log.hidden(),
+        )
 
     @torch.compiler.disable
     def to_json(self, detail: str = "statement") -> dict[str, Any]:
         """The report as JSON types; schema in docs/report-schema.md."""
         table = self.table()
+        log = self._complete_log()
         return reports.to_json(
-            table, self.anomalies, self._coverage, steps=self.steps, detail=detail
+            *(table, log.anomalies(), self._coverage),
+            steps=self.steps,
+            detail=detail,
+            hidden=log.hidden(),
         )
 
     @property
@@ -243,21 +258,14 @@ class Session:
     @property
     @torch.compiler.disable
     def anomalies(self) -> tuple[Anomaly, ...]:
-        """Findings, NaN first, then inf, then by launch order."""
-        with self._lock:
-            self.flush()
-            log = self._log.copy()
-            current = self._collector.step
-            if current in self._collector.ledger.steps() and self._exported <= current:
-                log.add(current, self._collector.ledger.blocks(current))
-            return log.anomalies()
+        """Chains of findings: those with a NaN first, then inf, then others; by launch order."""
+        return self._complete_log().anomalies()
 
     @property
     @torch.compiler.disable
     def hidden(self) -> tuple[Anomaly, ...]:
-        """Non-finite values that never left their kernel. Empty at this level of analysis."""
-        self.flush()
-        return ()
+        """Chains of non-finite values that never left their kernel."""
+        return self._complete_log().hidden()
 
     @property
     @torch.compiler.disable
@@ -267,6 +275,20 @@ class Session:
         return self._coverage
 
     # -- inside
+
+    def _complete_log(self) -> AnomalyLog:
+        """The log of all steps, the open one included."""
+        with self._lock:
+            self.flush()
+            log = self._log.copy()
+            current = self._collector.step
+            if current in self._collector.ledger.steps() and self._exported <= current:
+                self._add(log, current, self._collector.ledger.blocks(current))
+            return log
+
+    def _add(self, log: AnomalyLog, step: int, blocks: list[Block]) -> None:
+        names = self._collector.names
+        log.add(step, blocks, self._collector.tensors, lambda at: tensor_name(at, names))
 
     def _finish_step(self, last: bool) -> None:
         with self._lock:
@@ -279,7 +301,7 @@ class Session:
         for step in ledger.steps():
             if self._exported <= step < before:
                 blocks = ledger.blocks(step)
-                self._log.add(step, blocks)
+                self._add(self._log, step, blocks)
                 self._write(step, blocks)
         self._exported = max(self._exported, before)
         if self._log.left_out:
@@ -292,7 +314,7 @@ class Session:
         if self._writer is None:
             return
         try:
-            self._writer.write(step, join.rows(step, blocks))
+            self._writer.write(step, join.rows(step, blocks), self._log.values())
         except OSError as error:
             self._writer = None
             text = f"TensorBoard files stop before step {step}: {error}"

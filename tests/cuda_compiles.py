@@ -32,12 +32,14 @@ _FIELDS = ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
 
 
 def conversions(ttgir: str) -> int:
-    """Layout conversions that move data between threads.
+    """Layout conversions that move data between threads, outside of branches: those that probes
+    add are for the rare case.
 
     Two kinds do not: of one element, which every thread has; and between a row per thread without
     its second dimension and a one-dimensional layout that maps elements to the same threads.
     """
     text = re.sub(r" loc\(.*$", "", ttgir, flags=re.M)
+    text = re.sub(r"^( *)(?:%\S+ = )?scf\.if .*?^\1\}$", "", text, flags=re.M | re.S)
     layouts = {name: (kind, fields) for name, kind, fields in _ALIAS.findall(text)}
 
     def meaning(layout: str) -> Any:

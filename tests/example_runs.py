@@ -39,7 +39,7 @@ def check_output(path: Path, output: str, folder: Path) -> None:
 def _check_nan_hunt(source: str, lines: list[str], folder: Path) -> None:
     fault = _line_of(source, "# the fault")
     what, module, aten, model, kernel, statement, place = lines[0].split(" | ")
-    assert (what, module, aten) == ("SEEN nan", "layers.1.attn", "aten.div")
+    assert (what, module, aten) == ("BORN nan", "layers.1.attn", "aten.div")
     assert model == f"nan_hunt.py:{fault}"
     assert kernel.startswith("triton_") and "div" in kernel
     assert re.fullmatch(r"tmp\d+ = \(?tmp\d+ / tmp\d+\)?", statement)
@@ -51,6 +51,72 @@ def _check_nan_hunt(source: str, lines: list[str], folder: Path) -> None:
     assert losses is not None
     assert [loss == "nan" for loss in losses[1].split(", ")] == [False, False, False, True]
     _check_events(answer, folder)
+    below = lines[lines.index(lines[0], 1) + 1 :]
+    assert below[1].lstrip().startswith("cause: 0 / 0; operands: ")
+    then = below[2].lstrip()
+    assert then.startswith("then: passed ") and "extern_kernels.bmm (layers.1.attn)" in then
+    # the optimizer is not compiled, so what it made of the parameters comes from outside
+    assert any("produced outside Triton: argument" in line for line in below)
+
+
+def _check_masked_softmax(source: str, lines: list[str], folder: Path) -> None:
+    fault = _line_of(source, "# the fault") + 1
+    born, detail, cause, then = _anomalies(lines, 1)
+    what, *_, kernel, statement, place = born.split(" | ")
+    assert (what, kernel, statement) == ("BORN nan", "softmax", "e = tl.exp(score - top)")
+    assert place == "128 of 1024 lanes, first at program (5, 0, 0) lane 0"
+    assert f"masked_softmax.py:{fault} arith.subf" in detail
+    assert detail.endswith("padding 28")
+    # 10 of 100 columns are masked in 7 rows, and all of them in the eighth
+    assert cause == "cause: inf - inf; operands: score 630 finite, 170 -inf; top 7 finite, 1 -inf"
+    store = "tl.store(out_ptr + row, tl.sum(weight * value, axis=0))"
+    assert then == (
+        f"then: passed weighted_sum (<none>); visible in weighted_sum (<none>): {store}"
+    )
+    assert lines[-1] == "rows of out that are NaN: [5]"
+
+
+def _check_nan_in_buffer(source: str, lines: list[str], folder: Path) -> None:
+    found = _anomalies(lines, 2)
+    for name in ("running_mean", "running_var"):
+        buffer = f"features.0.{name}"
+        (cause,) = (i for i, line in enumerate(found) if line.endswith(f"({buffer})"))
+        assert found[cause].startswith("cause: produced outside Triton: argument in_ptr")
+        assert found[cause - 2].startswith("LOADED nan | features.0 | ")
+        assert f"loaded from {buffer}: 16 lanes" in lines  # one feature of 16 samples
+
+
+def _check_hidden_overflow(source: str, lines: list[str], folder: Path) -> None:
+    assert "Anomalies: none" in lines
+    assert "Hidden: 1 chain that did not leave the kernel" in lines
+    birth = lines[-2]
+    assert birth.startswith("BORN inf | ") and birth.endswith("; cause: exp overflows fp32")
+    lanes = re.search(r" \| e = tl\.exp\(x\) \| (\d+) of 1000 lanes, ", birth)
+    assert lanes is not None and int(lanes[1]) > 0
+    assert lines[-1] == f"lanes by torch: {lanes[1]}"
+
+
+def _check_silent_trouble(source: str, lines: list[str], folder: Path) -> None:
+    found = _anomalies(lines, 3)
+    # rows 16384 and 16385 wrap; 3 of 16 lanes of 4 rows; 144 of 400 additions in 16 columns
+    for start, kernel, end in (
+        ("int_overflow", "gather", "2 wrapped lanes, first at program (0, 0, 0) lane 2"),
+        ("undefined_lanes", "row_max", "12 undefined lanes, first at program (0, 0, 0) lane 13"),
+        (
+            "stagnation",
+            "column_sum",
+            "2304 lost additions, first at program (0, 0, 0) lane 0 iteration 256",
+        ),
+    ):
+        (line,) = (line for line in found if line.startswith(f"FOUND {start} | "))
+        assert f" | {kernel} | " in line and line.endswith(f" | {end}")
+    assert lines[-1] == "a sum of 400 ones: 256"
+
+
+def _anomalies(lines: list[str], count: int) -> list[str]:
+    """The lines of all anomalies of the report, without indentation; there have to be `count`."""
+    start = lines.index(f"Anomalies: {count}") + 1
+    return [line.strip() for line in lines[start : lines.index("", start)]]
 
 
 def _check_user_kernel(source: str, lines: list[str], folder: Path) -> None:

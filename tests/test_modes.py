@@ -111,7 +111,7 @@ def test_results_need_a_session_that_was_entered():
 def test_a_lost_logdir_does_not_end_the_program(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
     from flagprism_torch.exporters.tensorboard import TensorBoardWriter
 
-    def write(self: Any, step: int, rows: Any) -> None:
+    def write(*args: Any, **named: Any) -> None:
         raise FileNotFoundError("gone")
 
     with flagprism_torch.debug(logdir=tmp_path / "run") as session:

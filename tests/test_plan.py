@@ -79,7 +79,7 @@ def test_one_value_per_statement() -> None:
     z = entry(plan, "z")
     assert (z.line, z.file) == (line_of(statements, "z = part"), __file__)
     assert z.statement == "z = part(y, scale) + part(x, scale)"
-    assert (z.dtype, z.shape, z.mask, z.numel) == ("fp32", (64,), "valid", 64)
+    assert (z.dtype, z.shape, z.mask, z.numel) == ("fp32", (64,), "live", 64)
     assert entry(plan, "column").shape == () and entry(plan, "column").mask == "all"
     pointers = [op.pointer for op in plan.table.ops]
     assert pointers == ["x_ptr", None, None, None, None, "o_ptr", "y_ptr", "o_ptr"]
@@ -104,12 +104,12 @@ def test_shared_records() -> None:
     plan = plan_of(sharing, {**TYPES, "x_ptr": "*bf16"}, BLOCK=64)
     shown = [(op.variable, op.role, op.record, op.mask, op.dtype) for op in plan.table.ops]
     assert shown == [
-        ("x", "load", 0, "valid", "bf16"),
-        ("wide", "value", 0, "valid", "fp32"),
-        ("y", "value", 1, "valid", "fp32"),
-        (None, "store", 1, "valid", "fp32"),
+        ("x", "load", 0, "live", "bf16"),
+        ("wide", "value", 0, "live", "fp32"),
+        ("y", "value", 1, "live", "fp32"),
+        (None, "store", 1, "live", "fp32"),
         (None, "store", 2, "all", "fp32"),
-        (None, "store", 3, "valid", "fp32"),
+        (None, "store", 3, "live", "fp32"),
     ]
     assert len(plan.records) == plan.table.records == 4
 
@@ -139,6 +139,8 @@ def test_max_values() -> None:
         (None, "tt.store", "store"),
         (None, "tt.store", "store"),
     ]
+    unchecked = plan.table.left_out.pop("births not checked")
+    assert unchecked == len(whole.checks) - len(plan.checks) > 0
     assert plan.table.left_out == {"index arithmetic": 2, "max_values": 4}
     assert len(plan.records) == 4
     two = plan_of(statements, TYPES, max_values=2, BLOCK=64)

@@ -13,7 +13,7 @@ import triton.language as tl
 from oracle import histogram_of, record_of
 
 from flagprism_torch.backends.cpu import register, unregister
-from flagprism_torch.instrument import values
+from flagprism_torch.instrument import histograms, values
 from flagprism_torch.records import layout
 from flagprism_torch.records.layout import RECORD_DTYPE, RECORD_WORDS, lane_bits
 
@@ -59,8 +59,9 @@ def float_once(x_ptr, mask_ptr, records, iteration, N: tl.constexpr, MASKED: tl.
     if MASKED:
         live = values.mask_count(mask, T)
     values.float_record(
-        x, mask, live, iteration.to(tl.int64), base, program, 0, MODE, MASKED, T, BITS
-    )
+        x, mask, mask, mask, live, iteration.to(tl.int64), base, program, 0, MODE, MASKED, 0,
+        False, T, BITS
+    )  # fmt: skip
 
 
 @triton.jit
@@ -82,9 +83,9 @@ def float_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.cons
         x = tl.load(x_ptr + i)
         mask = tl.load(mask_ptr + i) != 0
         live = values.mask_accumulate(mask, live, T)
-        zero, low, high, total, squares = values.float_accumulate(
-            x, mask, executions, base, program, 0, zero, low, high, total, squares, 1, True, T,
-            BITS)  # fmt: skip
+        zero, low, high, total, squares, _ = values.float_accumulate(
+            x, mask, mask, mask, executions, base, program, 0, zero, low, high, total, squares, 1,
+            True, 0, False, T, BITS)  # fmt: skip
         executions += 1
     values.float_total(zero, low, high, total, squares, values.mask_total(live), executions, base,
                        0, 0)  # fmt: skip
@@ -136,7 +137,7 @@ def count_binades(x_ptr, mask_ptr, records, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
     mask = tl.load(mask_ptr + i) != 0
     program = tl.program_id(0).to(tl.int64)
-    values.histogram(tl.load(x_ptr + i), mask, records, program, 1, 2, 4, True)
+    histograms.histogram(tl.load(x_ptr + i), mask, records, program, 1, 2, 4, True)
 
 
 def numbers(x: torch.Tensor) -> np.ndarray:

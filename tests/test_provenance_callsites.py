@@ -212,23 +212,66 @@ def test_extern_calls(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("variable", "pointer", "found"),
+    ("variable", "pointer", "statement", "found"),
     [
-        ("tmp7", None, "v"),
-        ("_tmp7", None, "v"),
-        ("tmp7_mean", None, "v"),
-        ("tmp7", "out_ptr0", "p"),
-        ("tmp7", "in_ptr0", "v"),
-        (None, "out_ptr0", "p"),
-        ("tmp70", None, None),
-        ("xindex", None, None),
-        (None, None, None),
+        ("tmp7", None, "", "v"),
+        ("_tmp7", None, "", "v"),
+        ("tmp7_mean", None, "", "v"),
+        ("tmp7", "out_ptr0", "", "p"),  # a store belongs to what it writes
+        ("tmp7", "in_ptr0", "", "v"),
+        ("_tmp8", None, "", "accumulator"),  # has an entry of its own
+        ("tmp8", None, "", None),
+        (None, "out_ptr0", "", "p"),
+        (None, "tmp7_ws", "", "v"),  # workspace of a cooperative reduction
+        ("tmp70", None, "", None),
+        ("tmp7x", None, "", None),
+        ("xindex", None, "", None),
+        (None, None, "", None),
+        # Operations without a name of their own belong to what the line assigns or stores.
+        (None, None, "tmp7 = tl.load(in_ptr0 + (x0), xmask).to(tl.float32)", "v"),
+        (None, None, "tmp7_mean, tmp7_m2 = triton_helpers.welford(tmp1, tmp2)", "v"),
+        (None, "ws_ptr", "tl.store(tmp9_ws + (x0), tmp7, xmask)", "v"),
+        (None, "ws_ptr", "tl.store(out + (x0), tl.broadcast_to(tmp7, [XBLOCK]), xmask)", "v"),
+        (None, None, "tl.device_assert(tmp7 < 4, 'index out of bounds')", None),
+        (None, None, "xindex = tmp7 + 1", None),
+        (None, None, "tmp7 = tl.load(", None),  # half a statement
+        ("tmp6", None, "tmp7 = tmp6", "other"),  # the name comes first
     ],
 )
-def test_statement_of(variable, pointer, found):
-    origin = Origin(statements={"tmp7": StatementOrigin("v"), "out_ptr0": StatementOrigin("p")})
-    owner = callsites.statement_of(origin, variable, pointer)
+def test_statement_of(variable, pointer, statement, found):
+    owners = {"tmp7": "v", "out_ptr0": "p", "_tmp8": "accumulator", "tmp6": "other"}
+    origin = Origin(
+        module="kernel",
+        phase="forward",
+        aten=("aten.a", "aten.b"),
+        statements={name: StatementOrigin(module) for name, module in owners.items()},
+    )
+    owner = callsites.statement_of(origin, variable, pointer, statement)
     assert (owner.module if owner else None) == found
+    whole = callsites.owner(origin, variable, pointer, statement)
+    assert (whole.module, whole.phase) == (found or "kernel", "forward")
+    assert whole.aten == (None if found else "aten.a, aten.b")
+
+
+def test_the_body_of_a_template_belongs_to_it():
+    owners = {"*": "mm", "tmp0": "gelu", "out_ptr1": "gelu"}
+    origin = Origin(statements={name: StatementOrigin(module) for name, module in owners.items()})
+    for variable, pointer, statement, found in (
+        ("acc", None, "acc += tl.dot(a, b)", "mm"),
+        (None, None, "a = tl.load(A + xindex)", "mm"),
+        (None, None, "tmp0 = tl.load(in_ptr0)", "gelu"),
+        (None, "out_ptr1", "tl.store(out_ptr1 + xindex, tmp0, mask)", "gelu"),
+    ):
+        assert callsites.owner(origin, variable, pointer, statement).module == found
+    user = Origin(module="layer")  # a hand-written kernel: its names mean nothing here
+    assert callsites.statement_of(user, "tmp0", "out_ptr1", "tmp0 = 1") is None
+    assert callsites.owner(user, "tmp0").module == "layer"
+
+
+def test_several_owners_and_no_name_for_all():
+    shared = StatementOrigin(modules=("layers.0.a", "layers.0.b"), phase="optimizer")
+    owner = callsites.owner(Origin(phase="forward", statements={"tmp0": shared}), "tmp0")
+    assert (owner.module, owner.phase) == ("layers.0", "optimizer")
 
 
 def test_launching_frame_skips_inductor(tmp_path):

@@ -133,7 +133,7 @@ def test_sum_of_gradients_is_backward(recorded):
     (added,) = (o for o in site["statements"].values() if o[2] == "aten.add")
     assert added[0] == "fork" and added[5] == "backward"
     (exp,) = {o[5] for o in site["statements"].values() if o[2] == "aten.exp"}
-    assert exp == "forward"  # recomputed in the backward graph
+    assert exp == "backward"  # recomputed there; the ATen op says what it is
 
 
 def test_layers_that_share_a_kernel_are_told_apart(recorded):

@@ -76,8 +76,8 @@ def decoded(tensor: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ops", [1, 3])
-@pytest.mark.parametrize("slots", [1, 63, 1024, 1025, 2500])
-def test_fold(slots: int, ops: int, device: str) -> None:
+@pytest.mark.parametrize(("slots", "checks"), [(1, 0), (63, 1), (1024, 5), (1025, 50), (2500, 7)])
+def test_fold(slots: int, checks: int, ops: int, device: str) -> None:
     """The kernel, the extension and NumPy agree; the kernel leaves its inputs zero."""
     records = random_records(slots, ops)
     expected = folded_by_numpy(records)
@@ -89,12 +89,15 @@ def test_fold(slots: int, ops: int, device: str) -> None:
     chunks = fold.chunks_of(slots)
     partial = torch.full((ops * chunks * 12,), -1, dtype=torch.int64, device=device)
     tickets = torch.zeros(ops, dtype=torch.int32, device=device)
-    target = torch.full((ops * 12,), -1, dtype=torch.int64, device=device)
+    target = torch.full((ops * 12 + checks * 6,), -1, dtype=torch.int64, device=device)
+    found = torch.arange(1, checks * 6 + 1, device=device)
+    moved = found.clone()
     for _ in range(2):  # the second time there is nothing left
-        fold.launch(scratch, partial, tickets, target, slots, ops, stream=0)
-        compare(decoded(target), expected)
-        assert not scratch.any() and not tickets.any()
-        expected = np.zeros(ops, RECORD_DTYPE)
+        fold.launch(scratch, partial, tickets, target, slots, ops, found, stream=0)
+        compare(decoded(target[: ops * 12]), expected)
+        assert torch.equal(target[ops * 12 :], moved)
+        assert not scratch.any() and not tickets.any() and not found.any()
+        expected, moved = np.zeros(ops, RECORD_DTYPE), torch.zeros_like(moved)
 
 
 # ------------------------------------------------------------------ buffers

@@ -16,7 +16,16 @@ from flagprism_torch.analysis import join
 from flagprism_torch.analysis.coverage import Coverage
 from flagprism_torch.analysis.verdicts import AnomalyLog
 from flagprism_torch.exporters import report
-from flagprism_torch.records.model import Anomaly, Block, CallSite, Origin, StatementOrigin
+from flagprism_torch.records.model import (
+    Anomaly,
+    Block,
+    CallSite,
+    CheckEntry,
+    Found,
+    Operand,
+    Origin,
+    StatementOrigin,
+)
 from flagprism_torch.records.table import SummaryTable
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -48,10 +57,10 @@ def _softmax(call: int, module: str, launch: int, scores: Any) -> Block:
     )
     kernel = "triton_per_fused__softmax_2"
     place = {"file": "/tmp/torchinductor/abc/triton_per.py"}
-    load = {"role": "load", "pointer": "in_ptr0", "variable": "tmp0"}
+    load = {"role": "load", "pointer": "in_ptr0", "variable": "tmp0", "reaches": (0, 1, 2)}
     store = {"role": "store", "pointer": "out_ptr0", "variable": "tmp13", "histogram": 0}
     long = "tl.store(out_ptr0 + (r0_1 + 128*x0 + 4096*ks0), tmp13, rmask & xmask, other=None)"
-    return block_of(
+    block = block_of(
         [
             (entry_of(0, "tt.load", scores, "fp32", **place, **load), scores, None),
             (
@@ -60,6 +69,7 @@ def _softmax(call: int, module: str, launch: int, scores: Any) -> Block:
                     **place,
                     variable="tmp12",
                     statement="tmp12 = tmp10 - tmp11",
+                    reaches=(1, 2),
                 ),
                 shifted,
                 None,
@@ -74,6 +84,28 @@ def _softmax(call: int, module: str, launch: int, scores: Any) -> Block:
         site=CallSite(f"/tmp/wrapper.py:{100 + call}", kernel, call, origin),
         launch=launch,
     )
+    born = int(np.isnan(shifted).sum())
+    place_of_nan = (launch, (0, 0, 0), 0, int(np.isnan(shifted).argmax()), 2)
+    found = Found(born, 0, 0, 0, place_of_nan) if born else None
+    return _checked(block, 1, "sub", (Operand("tmp10", 0), Operand("tmp11")), found)
+
+
+def _checked(
+    block: Block, op_id: int, rule: str, operands: tuple[Operand, ...], found: Found | None
+) -> Block:
+    """The block with a check of one of its values."""
+    e = block.table.ops[op_id]
+    check = CheckEntry(
+        *("birth", rule, e.op, e.dtype, e.shape, "needed", e.file, e.line, e.variable, e.statement),
+        operands=operands,
+        op_id=op_id,
+        reaches=e.reaches,
+    )
+    return replace(
+        block,
+        table=replace(block.table, checks=(check,)),
+        found={} if found is None else {0: found},
+    )
 
 
 def _overflow() -> Block:
@@ -83,11 +115,19 @@ def _overflow() -> Block:
     store = entry_of(2, "tt.store", y, "fp32", role="store", pointer="out_ptr0", variable="tmp1")
     values = [
         (entry_of(0, "tt.load", x, "fp32", role="load", pointer="in_ptr0"), x, None),
-        (entry_of(1, "math.exp", y, "fp32", statement="tmp1 = libdevice.exp(tmp0)"), y, None),
+        (
+            entry_of(
+                1, "math.exp", y, "fp32", statement="tmp1 = libdevice.exp(tmp0)", reaches=(1, 2)
+            ),
+            y,
+            None,
+        ),
         (store, y, None),
     ]
     origin = Origin("head", ("head",), "backward", ("aten.exp",), "/home/user/model.py", 9)
-    return block_of(values, kernel="triton_poi_fused_exp_0", origin=origin, launch=9)
+    block = block_of(values, kernel="triton_poi_fused_exp_0", origin=origin, launch=9)
+    found = Found(0, 1, 0, 0, None, (9, (0, 0, 0), 0, 0, 0))
+    return _checked(block, 1, "exp", (Operand("tmp0", 0),), found)
 
 
 def _integers() -> Block:
@@ -124,7 +164,7 @@ def _contents() -> tuple[SummaryTable, tuple[Anomaly, ...], Coverage]:
 @pytest.mark.parametrize("detail", report.DETAILS)
 def test_text(detail: str) -> None:
     table, anomalies, coverage = _contents()
-    assert len(anomalies) == 3
+    assert [one.kind for one in anomalies] == ["nan", "inf"]
     got = report.text(table, anomalies, coverage, detail=detail, steps=2)
     _golden(f"report_{detail}.txt", got)
 
@@ -134,19 +174,47 @@ def test_text_without_anything() -> None:
     _golden("report_empty.txt", got)
 
 
-def test_text_with_hidden_findings_and_births() -> None:
+def test_text_of_a_chain() -> None:
+    """At most three lines under an anomaly, whatever it led to."""
     table, anomalies, coverage = _contents()
+    nan, inf = anomalies
+    others = [replace(inf, statement=f"tmp{n} = x") for n in range(5)]
+    passed = [
+        {"kernel": f"k{n}", "module": "m", "site": "elsewhere", "role": "store", "statement": "s"}
+        for n in range(9)
+    ]
     chain = replace(
-        anomalies[0],
-        births=(anomalies[1],),
-        operands=({"name": "tmp10", "min": -1.5, "max": np.inf},),
+        nan,
+        births=(nan, *others),
+        operands=({"name": "0.0"}, *nan.operands),
+        details={**nan.details, "passed": tuple(passed), "visible": passed[-1]},
     )
-    got = report.text(table, (chain,), coverage, steps=1, detail="module", hidden=anomalies[1:])
+    got = report.text(table, (chain,), coverage, steps=1, detail="module", hidden=anomalies)
     lines = got.splitlines()
-    assert "Anomalies: 1" in lines
-    assert f"    birth: {anomalies[1]}" in lines
-    assert "tmp10 in [-1.5, inf]" in got
-    assert "Hidden: 2 findings that did not leave the kernel" in lines
+    start = lines.index("Anomalies: 1")
+    assert lines[start + 1] == str(chain)
+    assert [line[:5] for line in lines[start + 2 : start + 6]] == [" " * 5] * 3 + ["Hidde"]
+    assert lines[start + 3] == (
+        "     cause: inf - inf; operands: 0.0; tmp10 1 finite, 1 inf, 1 -inf; tmp11"
+    )
+    overflow = "(exp overflows fp32, 1 lane)"
+    assert lines[start + 4] == (
+        f"     then: inf in tmp0 = x {overflow}, inf in tmp1 = x {overflow}, inf in tmp2 = x "
+        f"{overflow}, +2 more; passed k0 (m), k1 (m), k2 (m), +6 more; visible in k8 (m): s"
+    )
+    assert lines[start + 5] == "Hidden: 2 chains that did not leave the kernel"
+    plain = replace(nan, operands=(), cause="", births=(), details={})
+    lines = report.text(table, (plain,), coverage, steps=1, detail="module").splitlines()
+    assert lines[lines.index("Anomalies: 1") + 3] == ""
+
+
+def test_operands_that_are_finite_throughout_have_a_range() -> None:
+    table, (_, inf), coverage = _contents()
+    got = report.text(table, (inf,), coverage, steps=1, detail="module")
+    assert "cause: exp overflows fp32; operands: tmp0 3 finite in [-3, 90]" in got
+    empty = {**inf.operands[0], "live": 0, "min": None, "max": None}
+    got = report.text(table, (replace(inf, operands=(empty,)),), coverage, steps=1)
+    assert "operands: tmp0 no live lane" in got
 
 
 def test_text_lists_the_first_anomalies_and_counts_the_rest() -> None:
@@ -159,9 +227,9 @@ def test_text_lists_the_first_anomalies_and_counts_the_rest() -> None:
     ):
         shown = report.text(table, many[:count], coverage, steps=1, detail="module").splitlines()
         start = shown.index(f"Anomalies: {count}") + 1
-        assert shown[start : start + 2 * limit : 2] == [str(entry) for entry in many[:limit]]
+        assert shown[start : start + 4 * limit : 4] == [str(entry) for entry in many[:limit]]
         assert shown[
-            start + 2 * limit : shown.index("Modules: values that their kernels store")
+            start + 4 * limit : shown.index("Modules: values that their kernels store")
         ] == [
             *closing,
             "",
@@ -196,11 +264,14 @@ def test_json_meets_its_schema(detail: str) -> None:
     validator = jsonschema.Draft202012Validator(schema)
     validator.validate(got)
     for broken in (
-        {**got, "schema_version": 2},
+        {**got, "schema_version": 1},
         {**got, "extra": 1},
         {key: value for key, value in got.items() if key != "rows"},
         {**got, "modules": [{**got["modules"][0], "live": -1}]},
         {**got, "anomalies": [{**got["anomalies"][0], "severity": "fatal"}]},
+        {**got, "anomalies": [{**got["anomalies"][0], "verdict": "guessed"}]},
+        {**got, "anomalies": [{**got["anomalies"][0], "operands": [{"live": 1}]}]},
+        {**got, "hidden": [{**got["anomalies"][0], "details": {"stored_nan": 1}}]},
     ):
         assert not validator.is_valid(broken)
 
@@ -214,7 +285,7 @@ def test_json_of_nothing_meets_its_schema() -> None:
 def test_json_values() -> None:
     table, anomalies, coverage = _contents()
     got = report.to_json(table, anomalies, coverage, steps=2)
-    for detail, count in (("module", 3), ("kernel", 6), ("statement", 10)):
+    for detail, count in (("module", 2), ("kernel", 6), ("statement", 10)):
         rows = report.to_json(table, anomalies, coverage, steps=2, detail=detail)["rows"]
         assert len(rows) == count
     assert got["anomalies"][0]["text"] == str(anomalies[0])

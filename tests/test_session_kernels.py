@@ -67,9 +67,9 @@ def test_float_types(dtype: str, device: str) -> None:
     table = recorded(lambda: float_copy[(3,)](x, o, n, BLOCK=block))
     load = row_of(table, "x")
     assert (load.dtype, load.role, load.op) == (dtype, "load", "tt.load")
-    check(load, x, executions=3, lanes=192, mask="valid")
-    check(row_of(table, "half"), x.double() * 0.5, executions=3, lanes=192, mask="valid")
-    check(row_of(table, role="store"), o, executions=3, lanes=192, mask="valid")
+    check(load, x, executions=3, lanes=192, mask="live")
+    check(row_of(table, "half"), x.double() * 0.5, executions=3, lanes=192, mask="live")
+    check(row_of(table, role="store"), o, executions=3, lanes=192, mask="live")
     assert load.first_nonfinite == ((1, 0, 0), 0, 13)
     assert row_of(table, role="store").first_nonfinite == ((1, 0, 0), 0, 13)
 
@@ -95,7 +95,7 @@ def test_int_types(dtype: str, device: str) -> None:
     o = torch.zeros_like(x)
     table = recorded(lambda: int_copy[(3,)](x, o, n, BLOCK=64))
     assert row_of(table, "x").dtype == dtype
-    check(row_of(table, "x"), some, executions=3, lanes=192, mask="valid")
+    check(row_of(table, "x"), some, executions=3, lanes=192, mask="live")
     # C's division, towards zero
     third = np.array([int(v) // 3 if v >= 0 else -(-int(v) // 3) for v in some], some.dtype)
     check(row_of(table, "third"), third, lanes=192)
@@ -154,7 +154,7 @@ def test_scalars(device: str) -> None:
     check(row_of(table, "y"), x * 3.0, executions=9)
     assert row_of(table, "y").first_nonfinite == ((6, 0, 0), 0, 0)
     check(row_of(table, "count"), n, executions=9)
-    check(row_of(table, "some"), x[6:], lanes=9, executions=9, mask="valid")
+    check(row_of(table, "some"), x[6:], lanes=9, executions=9, mask="live")
     check(row_of(table, role="store"), o, executions=9)
 
 
@@ -198,15 +198,15 @@ def test_shapes(device: str) -> None:
     inside = torch.zeros(rows, columns, dtype=torch.bool)
     inside[:n, :m] = True
     live_row, live_column = inside.any(1), inside.any(0)
-    check(row_of(table, "x"), tile, inside, mask="valid")
-    check(row_of(table, "scaled"), scaled, inside, mask="valid")
-    check(row_of(table, "row_sum"), scaled.sum(1), live_row, mask="valid", values_rel=1e-5)
-    check(row_of(table, "top"), tile.max(0).values, live_column, mask="valid")
+    check(row_of(table, "x"), tile, inside, mask="live")
+    check(row_of(table, "scaled"), scaled, inside, mask="live")
+    check(row_of(table, "row_sum"), scaled.sum(1), live_row, mask="live", values_rel=1e-5)
+    check(row_of(table, "top"), tile.max(0).values, live_column, mask="live")
     check(row_of(table, "all_of_it"), scaled.sum().reshape(1), values_rel=1e-5)
-    check(row_of(table, "running"), scaled.cumsum(1), inside, mask="valid", values_rel=1e-5)
+    check(row_of(table, "running"), scaled.cumsum(1), inside, mask="live", values_rel=1e-5)
     check(row_of(table, "product"), weight.cumprod(0), live_column, values_rel=1e-5)
-    check(row_of(table, "turned"), scaled.T + 1.0, inside.T, mask="valid")
-    check(row_of(table, "best"), tile.argmax(1), live_row, mask="valid")
+    check(row_of(table, "turned"), scaled.T + 1.0, inside.T, mask="live")
+    check(row_of(table, "best"), tile.argmax(1), live_row, mask="live")
 
 
 @triton.jit
@@ -231,14 +231,14 @@ def test_select_and_cast(device: str) -> None:
     full_x, full_y = torch.zeros(block, device=device), torch.full((block,), 9.0, device=device)
     full_x[:n], full_y[:m] = x, y
     i = torch.arange(block, device=device)
-    check(row_of(table, "padded"), torch.where(i < n, full_x, 1.0), i < n, mask="valid")
+    check(row_of(table, "padded"), torch.where(i < n, full_x, 1.0), i < n, mask="live")
     check(row_of(table, "other"), torch.where(full_y > 0, full_x, full_y),
-          torch.where(full_y > 0, i < n, i < m), mask="valid")  # fmt: skip
+          torch.where(full_y > 0, i < n, i < m), mask="live")  # fmt: skip
     total = full_x + full_y
-    check(row_of(table, "both"), total, (i < n) & (i < m), mask="valid")
+    check(row_of(table, "both"), total, (i < n) & (i < m), mask="live")
     short = total.half()
     assert short[:n].isinf().any()
-    check(row_of(table, "short"), short, (i < n) & (i < m), mask="valid")
+    check(row_of(table, "short"), short, (i < n) & (i < m), mask="live")
     assert row_of(table, "short").dtype == "fp16"
     check(row_of(table, "back"), short.float() * 2.0, (i < n) & (i < m))
     check(row_of(table, role="store"), o, mask="all")
@@ -266,10 +266,10 @@ def test_matmul(device: str) -> None:
     a, b = (torch.randn(s, device=device).half() for s in ((n, k), (k, m)))
     o = torch.empty(n, m, dtype=torch.float16, device=device)
     table = recorded(lambda: matmul[(2, 3)](a, b, o, n, m, k, SIZE=size))
-    check(row_of(table, "a"), a.repeat(3, 1), executions=24, lanes=24 * 256, mask="valid")
-    check(row_of(table, "b"), b.repeat(2, 1), executions=24, lanes=24 * 256, mask="valid")
+    check(row_of(table, "a"), a.repeat(3, 1), executions=24, lanes=24 * 256, mask="live")
+    check(row_of(table, "b"), b.repeat(2, 1), executions=24, lanes=24 * 256, mask="live")
     assert row_of(table, "acc").executions == 24
-    check(row_of(table, role="store"), o, executions=6, lanes=6 * 256, mask="valid")
+    check(row_of(table, role="store"), o, executions=6, lanes=6 * 256, mask="live")
     torch.testing.assert_close(o.float(), a.float() @ b.float(), rtol=2e-3, atol=2e-3)
 
 
@@ -290,8 +290,8 @@ def test_dot_lanes(device: str) -> None:
     a, b = torch.randn(n, k, device=device), torch.randn(k, m, device=device)
     o = torch.empty(size, size, device=device)
     table = recorded(lambda: one_product[(1,)](a, b, o, n, m, k, SIZE=size))
-    check(row_of(table, "c"), o[:n, :m] / 2, lanes=256, mask="valid")
-    check(row_of(table, "shown"), o[:n, :m], lanes=256, mask="valid")
+    check(row_of(table, "c"), o[:n, :m] / 2, lanes=256, mask="live")
+    check(row_of(table, "shown"), o[:n, :m], lanes=256, mask="live")
     torch.testing.assert_close(o[:n, :m] / 2, a @ b, rtol=1e-4, atol=1e-4)
 
 
@@ -318,8 +318,8 @@ def test_atomics(device: str) -> None:
         row = row_of(table, variable)
         # a maximum of floats is made of integer atomics and a select
         assert row.role == ("value" if variable == "highest" else "atomic")
-        check(row, held[values][:n], lanes=64, executions=2, mask="valid")
-    check(row_of(table, "seen"), held[2], executions=2)
+        check(row, held[values][:n], lanes=64, executions=2, mask="live")
+    check(row_of(table, "seen"), held[2][:n], lanes=64, executions=2, mask="live")
     assert torch.equal(cas, torch.where(held[2] == 0, 5, held[2]).int())
 
 
@@ -372,7 +372,7 @@ def test_called_functions_count_as_their_statement(device: str) -> None:
     o = torch.empty_like(x)
     table = recorded(lambda: nested[(1,)](x, o, 40, BLOCK=64))
     y = ((x * 0.5) * 3.0 + 1.0) * 2.0
-    check(row_of(table, "y"), y, lanes=64, mask="valid")
+    check(row_of(table, "y"), y, lanes=64, mask="live")
     assert not table.where(variable="half")
     check(row_of(table, "z"), torch.tanh(y), lanes=64, values_rel=1e-6)
     assert {row.line for row in table} == {row.line for row in table.where(kernel="nested")}

@@ -150,29 +150,29 @@ def test_kernels_give_the_same_bits(device: str) -> None:
 
     rows = s.table().where(kernel="softmax")
     shifted = x - x.max(1, keepdim=True).values
-    check(row_of(rows, "x"), x, lanes=9 * 64, mask="valid")
-    check(row_of(rows, "shifted"), shifted, lanes=9 * 64, mask="valid")
-    check(row_of(rows, "e"), shifted.exp(), lanes=9 * 64, mask="valid", values_rel=1e-6)
-    check(row_of(rows, "p"), inside[0], lanes=9 * 64, mask="valid")
-    check(row_of(rows, role="store"), inside[0], lanes=9 * 64, mask="valid")
+    check(row_of(rows, "x"), x, lanes=9 * 64, mask="live")
+    check(row_of(rows, "shifted"), shifted, lanes=9 * 64, mask="live")
+    check(row_of(rows, "e"), shifted.exp(), lanes=9 * 64, mask="live", values_rel=1e-6)
+    check(row_of(rows, "p"), inside[0], lanes=9 * 64, mask="live")
+    check(row_of(rows, role="store"), inside[0], lanes=9 * 64, mask="live")
 
     rows = s.table().where(kernel="layernorm")
     mean, var = x.mean(1), x.var(1, correction=0)
-    check(row_of(rows, "x"), x, lanes=9 * 64, mask="valid")
+    check(row_of(rows, "x"), x, lanes=9 * 64, mask="live")
     check(row_of(rows, "mean"), mean, values_rel=1e-5)
-    check(row_of(rows, "centred"), x - mean[:, None], lanes=9 * 64, mask="valid", values_rel=1e-5)
+    check(row_of(rows, "centred"), x - mean[:, None], lanes=9 * 64, mask="live", values_rel=1e-5)
     check(row_of(rows, "var"), var, values_rel=1e-5)
     normed = (x - mean[:, None]) * (var + 1e-5).rsqrt()[:, None]
-    check(row_of(rows, "normed"), normed, lanes=9 * 64, mask="valid", values_rel=1e-5)
-    check(row_of(rows, "y"), inside[1], lanes=9 * 64, mask="valid")
-    check(row_of(rows, "w"), w.repeat(9), lanes=9 * 64, mask="valid")
+    check(row_of(rows, "normed"), normed, lanes=9 * 64, mask="live", values_rel=1e-5)
+    check(row_of(rows, "y"), inside[1], lanes=9 * 64, mask="live")
+    check(row_of(rows, "w"), w.repeat(9), lanes=9 * 64, mask="live")
 
     rows = s.table().where(kernel="attention")
     assert all(row.executions == 9 for row in rows.where(variable=lambda v: v in ("k", "s", "p")))
-    check(row_of(rows, "q"), q, lanes=48 * 16, mask="valid")
-    check(row_of(rows, "k"), k.repeat(3, 1), lanes=9 * 256, mask="valid")
-    check(row_of(rows, "v"), v.repeat(3, 1), lanes=9 * 256, mask="valid")
-    check(row_of(rows, role="store"), inside[2], lanes=48 * 16, mask="valid")
+    check(row_of(rows, "q"), q, lanes=48 * 16, mask="live")
+    check(row_of(rows, "k"), k.repeat(3, 1), lanes=9 * 256, mask="live")
+    check(row_of(rows, "v"), v.repeat(3, 1), lanes=9 * 256, mask="live")
+    check(row_of(rows, role="store"), inside[2], lanes=48 * 16, mask="live")
     assert not s.table().where(nan=lambda count: count > 0)
 
 
@@ -198,7 +198,7 @@ def test_autotune_and_heuristics(device: str) -> None:
     assert torch.equal(o, x * 2.0)
     assert passed(s)["tuned", "benchmark"] >= 2
     load = row_of(s.table(), "x")
-    check(load, x.repeat(3), lanes=load.lanes, mask="valid")
+    check(load, x.repeat(3), lanes=load.lanes, mask="live")
     assert load.lanes == 384 and load.launches == 3  # cdiv(100, B) * B is 128 for both
     assert s.coverage.to_dict()["launches"] == 3
 
@@ -343,7 +343,7 @@ def test_steps(device: str) -> None:
 
 
 def test_anomalies_are_sorted(device: str) -> None:
-    """NaN before inf, then by launch; one per place, with first and last step."""
+    """NaN before inf, then by launch; one per chain, with first and last step."""
     clean = torch.ones(100, device=device)
     bad = clean.clone()
     bad[70], bad[3] = float("nan"), float("nan")
@@ -358,10 +358,11 @@ def test_anomalies_are_sorted(device: str) -> None:
     found = s.anomalies
     kinds = [a.kind for a in found]
     assert kinds == sorted(kinds, key=["nan", "inf"].index) and {*kinds} == {"nan", "inf"}
-    nan = next(a for a in found if a.variable == "z" and a.kind == "nan")
+    nan, inf = found
+    assert (nan.variable, nan.verdict) == ("x", "loaded")
     assert (nan.step, nan.last_step, nan.occurrences) == (1, 2, 2)
     assert nan.program == (0, 0, 0) and nan.lane == 3 and nan.counts["nan"] == 2
-    inf = next(a for a in found if a.variable == "z" and a.kind == "inf")
+    assert (inf.variable, inf.verdict) == ("z", "born")
     assert (inf.step, inf.counts["posinf"], inf.counts["live"]) == (0, 100, 200)
 
 

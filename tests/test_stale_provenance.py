@@ -36,8 +36,15 @@ print(json.dumps([found.module, found.model_line, found.model_file, found.aten,
 """
 
 
-def run(file: Path, name: str, lines: int, cache: Path) -> Any:
-    file.write_text(PROGRAM.format(name=name, lines="\n" * lines))
+# Never called; its second line reads as the model's.
+TWIN = """
+def twin(x):
+    return torch.log(x) + 1.0  # fault
+"""
+
+
+def run(file: Path, name: str, lines: int, cache: Path, twin: bool = False) -> Any:
+    file.write_text(PROGRAM.format(name=name, lines="\n" * lines) + (TWIN if twin else ""))
     places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, places)),
@@ -66,8 +73,15 @@ def test_edits_after_the_cache_was_filled(tmp_path: Path):
     assert (module, line, file, aten) == ("part", fault_line(first), str(first), "aten.log")
     assert sources["recorded"] and not sources["stale"] and not notes
 
-    # lines moved: the module still holds, the line is unknown
+    # lines moved: found again by their text
+    moved = fault_line(first) + 3
     module, line, file, aten, sources, notes = run(first, "part", 3, cache)
+    assert (module, line, file, aten) == ("part", moved, str(first), "aten.log")
+    assert fault_line(first) == moved
+    assert sources["recorded"] and not sources["stale"] and not notes
+
+    # another line reads the same now: the module still holds, the line is unknown
+    module, line, file, aten, sources, notes = run(first, "part", 3, cache, twin=True)
     assert (module, line, file, aten) == ("part", None, None, "aten.log")
     assert sources["stale"] and any("FORCE_DISABLE_CACHES" in note for note in notes)
 

@@ -1,249 +1,434 @@
-"""Findings: NaN is always one, inf only where it can be new; the log is bounded."""
+"""Verdicts inside one kernel: births and their chains, loaded and unexplained NaNs, what is hidden,
+severity, and the bounded log."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from oracle import block_of, entry_of
+from graph_blocks import Step, kernel, load, store
 
 from flagprism_torch.analysis import join
-from flagprism_torch.analysis.verdicts import AnomalyLog, by_block, findings
-from flagprism_torch.records.model import Block, Origin, StatementOrigin
+from flagprism_torch.analysis.verdicts import AnomalyLog
+from flagprism_torch.exporters.tensorboard import TensorBoardWriter
+from flagprism_torch.records.model import Anomaly, Block, Found, Origin, StatementOrigin
 
 NAN, INF = np.nan, np.inf
 FINE = [1.0, 2.0]
-
-# (op, values) or (op, values, fields); one op of a kernel each
-Ops = list[Any]
+BORN = (1, 0, 0, 0)
 
 
-def _block(ops: Ops, **where: Any) -> Block:
-    values = []
-    for op_id, (op, numbers, *fields) in enumerate(ops):
-        array = np.array(numbers, np.float32)
-        given = fields[0] if fields else {}
-        role = {"tt.load": "load", "tt.store": "store"}.get(op, "value")
-        entry = entry_of(op_id, op, array, given.get("dtype", "fp32"), role=role)
-        entry = type(entry)(**{**vars(entry), **given})
-        values.append((entry, array, None))
-    return block_of(values, **where)
-
-
-def _found(ops: Ops) -> list[tuple[int, str]]:
-    return [(row.op_id, kind) for row, kind in findings(join.rows(0, [_block(ops)]))]
-
-
-def _log(*blocks: Block, steps: list[int] | None = None) -> AnomalyLog:
+def log_of(*blocks: Block, steps: Sequence[int] = ()) -> AnomalyLog:
     log = AnomalyLog()
     for step, block in zip(steps or [0] * len(blocks), blocks, strict=True):
         log.add(step, [block])
     return log
 
 
-def test_every_nan_is_a_finding() -> None:
-    assert _found(
-        [
-            ("tt.load", [NAN, 1]),
-            ("arith.select", [NAN, 1]),
-            ("math.exp", FINE),
-            ("tt.store", [NAN, 1]),
-        ]
-    ) == [(0, "nan"), (1, "nan"), (3, "nan")]
+def only(steps: Sequence[Step], **where: Any) -> Anomaly:
+    (anomaly,) = log_of(kernel(steps, **where)).anomalies()
+    return anomaly
 
 
-def test_a_row_with_both_gives_both() -> None:
-    assert _found([("arith.divf", [NAN, INF])]) == [(0, "nan"), (0, "inf")]
+def silent(steps: Sequence[Step]) -> bool:
+    log = log_of(kernel(steps))
+    return log.anomalies() == () == log.hidden()
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        *("arith.mulf", "arith.addf", "arith.divf", "math.exp", "math.rsqrt", "arith.truncf"),
-        *("tt.fp_to_fp", "tt.dot", "tt.extern_elementwise"),
-    ],
-)
-def test_an_overflow_is_a_finding(op: str) -> None:
-    assert _found([("tt.load", [1e30, 2.0]), (op, [INF, 1.0]), ("tt.store", [INF, 1.0])]) == [
-        (1, "inf")
-    ]
+SOFTMAX = [
+    load([-INF, -INF]),
+    Step("tt.reduce", -INF, (0,)),
+    Step("arith.subf", [NAN, NAN], (0, 1), (2, 0, 0, 1), bits=2, rule="sub"),
+    Step("math.exp", [NAN, NAN], (2,)),
+    store(3, [NAN, NAN]),
+]
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        *("tt.load", "tt.store", "arith.select", "arith.maximumf", "arith.maxnumf"),
-        *("arith.minimumf", "arith.negf", "arith.extf", "tt.broadcast", "tt.expand_dims"),
-    ],
-)
-def test_an_infinity_handed_on_is_none(op: str) -> None:
-    assert _found([(op, [INF, -INF, 1.0])]) == []
-
-
-def test_only_sums_among_reductions_make_infinities() -> None:
-    summed = {"statement": "tmp1 = tl.sum(tmp0, 1)[:, None]"}
-    largest = {"statement": "tmp1 = triton_helpers.max2(tmp0, 1)"}
-    load = ("tt.load", FINE)
-    assert _found([load, ("tt.reduce", INF, summed)]) == [(1, "inf")]
-    assert _found([load, ("tt.reduce", -INF, largest)]) == []
-
-
-def test_masked_softmax_is_silent() -> None:
-    load, scores = ("tt.load", FINE), [-INF, 1.0]
-    softmax: Ops = [
-        ("arith.select", scores),
-        ("arith.mulf", scores),
-        ("tt.reduce", 1.0, {"statement": "m = tl.max(x)"}),
-        ("arith.subf", [-INF, 0.0]),
-        ("math.exp", [0.0, 1.0]),
-        ("tt.store", [0.0, 1.0]),
-    ]
-    assert _found([load, *softmax]) == []
-    assert _found([("tt.load", scores), *softmax[1:]]) == []
-
-
-def test_a_running_maximum_that_starts_at_minus_inf_is_silent() -> None:
-    kernel: Ops = [
-        ("tt.load", [30.0, -20.0]),
-        ("tt.reduce", 30.0, {"statement": "m = tl.max(x)"}),
-        ("arith.subf", [-INF, -3.0]),  # old maximum - new maximum
-        ("math.exp2", [0.0, 0.1]),
-    ]
-    assert _found(kernel) == []
-    # but an overflow downwards is none of these: large operands were seen
-    assert _found([("tt.load", [-3e38, 2.0]), ("arith.addf", [-INF, 4.0])]) == [(1, "inf")]
-    assert _found([("tt.load", [-1e20, 1.0]), ("arith.mulf", [-INF, 1.0])]) == [(1, "inf")]
-    half = {"dtype": "fp16"}
-    assert _found([("tt.load", [6e4, 1.0], half), ("arith.subf", [-INF, 0.0], half)]) == [
-        (1, "inf")
-    ]
-
-
-def test_signs_tell_a_new_infinity_from_a_sentinel() -> None:
-    sentinel = ("tt.load", [-INF, 1.0])
-    assert _found([sentinel, ("math.exp", [0.0, INF])]) == [(1, "inf")]
-    assert _found([sentinel, ("math.log", [-INF, 0.0])]) == [(1, "inf")]
-    assert _found([sentinel, ("arith.addf", [-INF, INF])]) == [(1, "inf")]
-    assert _found([sentinel, ("arith.subf", [INF, 1.0])]) == []
-    assert _found([sentinel, ("arith.truncf", [-INF, 1.0])]) == []
-
-
-def test_a_found_infinity_explains_no_silence() -> None:
-    assert _found([("math.exp", [INF, 1.0]), ("arith.mulf", [INF, 1.0])]) == [
-        (0, "inf"),
-        (1, "inf"),
-    ]
-
-
-def test_an_unknown_mask_silences_inf_but_not_nan() -> None:
-    unknown = {"mask": "unknown"}
-    assert _found([("arith.divf", [INF, NAN], unknown)]) == [(0, "nan")]
-
-
-def test_by_block_separates_rows() -> None:
-    one = _block([("tt.load", FINE), ("math.exp", FINE)])
-    two = _block([("tt.load", FINE)], kernel="kernel_1")
-    rows = join.rows(0, [one, one, two, two])
-    assert [len(block) for block in by_block(rows)] == [2, 2, 1, 1]
-    assert list(by_block([])) == []
-
-
-def test_an_anomaly_carries_its_row() -> None:
+def test_a_birth() -> None:
     origin = Origin(
         statements={
-            "tmp1": StatementOrigin(
+            "tmp2": StatementOrigin(
                 "layers.3.attn", ("layers.3.attn",), "aten._softmax", "/src/model.py", 88, "forward"
             )
         }
     )
-    block = _block(
-        [
-            ("tt.load", FINE),
-            ("arith.subf", [[1.0, NAN, NAN], [-INF, NAN, 2.0]]),
-            ("tt.store", [NAN, 1.0], {"pointer": "out_ptr0"}),
-        ],
-        origin=origin,
-        launch=41,
-    )
-    nan, stored = _log(block, steps=[5]).anomalies()
-    assert (nan.kind, nan.verdict, nan.severity) == ("nan", "seen", "error")
-    assert (nan.step, nan.last_step, nan.occurrences, nan.launch) == (5, 5, 1, 41)
-    assert (nan.program, nan.iteration, nan.lane) == ((0, 0, 0), 0, (0, 1))
-    assert dict(nan.counts) == {
-        "lanes": 6,
-        "live": 6,
-        "padding": 0,
-        "nan": 3,
-        "posinf": 0,
-        "neginf": 1,
-    }
-    assert (nan.module, nan.aten, nan.model_line) == ("layers.3.attn", "aten._softmax", 88)
-    assert (stored.op, stored.cause) == ("tt.store", "stored through out_ptr0")
-    assert str(nan) == (
-        "SEEN nan | layers.3.attn | aten._softmax | model.py:88 | kernel_0 | tmp1 = arith.subf | "
-        "3 of 6 lanes, first at program (0, 0, 0) lane (0, 1)"
+    one = only(SOFTMAX, launch=41, origin=origin)
+    assert (one.kind, one.verdict, one.severity, one.op) == ("nan", "born", "error", "arith.subf")
+    assert (one.launch, one.program, one.iteration, one.lane) == (41, (1, 2, 3), 4, 5)
+    assert dict(one.counts) == {
+        "lanes": 2, "live": 2, "padding": 1, "nan": 2, "posinf": 0, "neginf": 0,
+    }  # fmt: skip
+    assert one.cause == "inf - inf"
+    left, right = one.operands
+    assert (left["name"], left["live"], left["neginf"], left["nan"]) == ("tmp0", 2, 2, 0)
+    assert (right["name"], right["live"], right["min"]) == ("tmp1", 1, None)
+    assert one.details["padding"] is True
+    assert one.details["padding_only"] is False
+    assert one.details["stored_nan"] is True
+    passed = [entry["op_id"] for entry in one.details["passed"]]
+    assert passed == [3, 4]
+    assert one.details["visible"]["op_id"] == 4
+    (birth,) = one.births
+    assert (birth.op_id, birth.kind, birth.births) == (2, "nan", ())
+    assert str(one) == (
+        "BORN nan | layers.3.attn | aten._softmax | model.py:88 | kernel_0 | tmp2 = arith.subf | "
+        "2 of 2 lanes, first at program (1, 2, 3) lane 5 iteration 4"
     )
     with pytest.raises(TypeError):
-        nan.counts["nan"] = 0  # type: ignore[index]
+        one.counts["nan"] = 0  # type: ignore[index]
+
+
+def test_births_that_lead_to_each_other_are_one_chain() -> None:
+    steps = [
+        load([100.0, 0.0]),
+        Step("math.exp", [INF, 1.0], (0,), (0, 1, 0, 0), rule="exp"),
+        Step("arith.addf", [INF, 2.0], (1,), (0, 0, 0, 0)),
+        Step("arith.divf", [NAN, 1.0], (2, 2), BORN, bits=2, rule="div"),
+        store(3, [NAN, 1.0]),
+    ]
+    one = only(steps)
+    assert (one.kind, one.op, one.severity) == ("inf", "math.exp", "error")
+    assert [(b.kind, b.op, b.cause) for b in one.births] == [
+        ("inf", "math.exp", "exp overflows fp32"),
+        ("nan", "arith.divf", "inf / inf"),
+    ]
+    assert [entry["op_id"] for entry in one.details["passed"]] == [4]
+
+
+def test_births_without_a_way_between_them_are_two() -> None:
+    steps = [
+        load(FINE),
+        Step("math.log", [NAN, 1.0], (0,), BORN, rule="log"),
+        Step("math.sqrt", [NAN, 1.0], (0,), BORN, rule="sqrt"),
+        store(1, [NAN, 1.0]),
+        store(2, [NAN, 1.0], "out_ptr1"),
+    ]
+    first, second = log_of(kernel(steps)).anomalies()
+    assert (first.op, second.op) == ("math.log", "math.sqrt")
+    assert [first.details["visible"]["op_id"], second.details["visible"]["op_id"]] == [3, 4]
+
+
+def test_a_check_with_both_kinds_gives_two_births() -> None:
+    steps = [
+        load([0.0, 1.0]),
+        Step("arith.divf", [NAN, INF], (0,), (1, 1, 0, 2), bits=1, rule="div"),
+        store(1, [NAN, INF]),
+    ]
+    one = only(steps)
+    assert [(b.kind, b.cause) for b in one.births] == [("nan", "0 / 0"), ("inf", "x / 0")]
+    assert one.kind == "nan"
+    assert all(b.details["padding_only"] for b in one.births)
+    # of one padding lane nobody knows which kind it had
+    unknown = [steps[0], dataclasses.replace(steps[1], born=(1, 1, 0, 1)), steps[2]]
+    assert all("padding" not in b.details for b in only(unknown).births)
+
+
+def test_a_check_without_a_row() -> None:
+    """The row of its statement tells lanes and owner: `exp(x - m)` has one for the exponential."""
+    steps = [
+        load([1.0, 2.0]),
+        Step("arith.subf", [NAN, 1.0], (0,), BORN, row=False, rule="sub"),
+        store(1, [NAN, 1.0]),
+    ]
+    softmax = StatementOrigin("attn", ("attn",), "aten._softmax", "/src/model.py", 88, "forward")
+    one = only(steps, origin=Origin(statements={"tmp1": softmax}))
+    assert (one.op_id, one.module) == (-1, "attn")
+    assert (one.counts["lanes"], one.counts["live"]) == (2, 2)
+    assert [entry["op_id"] for entry in one.details["passed"]] == [1, 2]
+    block = kernel(steps)
+    (check,) = block.table.checks
+    for shape, lanes in (((4,), 4), ((), 1)):  # a reduction in one statement with its operand
+        table = dataclasses.replace(
+            block.table, checks=(dataclasses.replace(check, shape=shape, variable=None),)
+        )
+        (one,) = log_of(dataclasses.replace(block, table=table)).anomalies()
+        assert (one.counts["lanes"], one.counts["live"]) == (lanes, lanes)
+
+
+def test_what_does_not_leave_the_kernel_is_hidden() -> None:
+    for bad, kind in (([NAN, 1.0], "nan"), ([INF, 1.0], "inf")):
+        born = BORN if kind == "nan" else (0, 1, 0, 0)
+        steps = [
+            load([0.0, 1.0]),
+            Step("math.log", bad, (0,), born, rule="log", bits=1),
+            Step("arith.select", FINE, (1,)),
+            store(2, FINE),
+        ]
+        log = log_of(kernel(steps))
+        assert log.anomalies() == ()
+        (hidden,) = log.hidden()
+        assert (hidden.kind, hidden.op) == (kind, "math.log")
+        assert hidden.details.get("stored_nan") is (False if kind == "nan" else None)
+    # another store of the kernel does not matter, one that is reached does
+    other = [*steps, load([NAN, NAN], "in_ptr1"), store(4, [NAN, NAN], "out_ptr1")]
+    log = log_of(kernel(other))
+    assert [one.verdict for one in log.anomalies()] == ["loaded"]
+    assert len(log.hidden()) == 1
+
+
+def test_a_loaded_nan_that_is_not_stored_is_hidden() -> None:
+    steps = [load([NAN, 1.0]), Step("arith.select", FINE, (0,)), store(1, FINE)]
+    log = log_of(kernel(steps))
+    assert log.anomalies() == ()
+    assert [one.verdict for one in log.hidden()] == ["loaded"]
 
 
 @pytest.mark.parametrize(
-    ("store", "mask", "severity", "stored_nan"),
+    ("left_out", "hidden"),
     [
-        ([NAN], "valid", "error", True),
-        ([1.0], "valid", "warning", False),
-        ([INF], "valid", "warning", False),
-        ([1.0], "unknown", "info", False),
-        (None, "valid", "error", None),
+        ({}, True),
+        ({"index arithmetic": 3, "never needed": 1}, True),
+        ({"noinline call": 1}, False),
+        ({"type !tt.ptr": 1}, False),
+        ({"no source location": 1}, False),
+        ({"max_values": 2}, True),  # stores are left out last, and there are other values
     ],
 )
-def test_severity_of_a_nan(store: Any, mask: str, severity: str, stored_nan: bool | None) -> None:
-    ops: Ops = [("math.log", [NAN, 1.0], {"mask": mask})]
-    if store is not None:
-        ops.append(("tt.store", store))
-    first = _log(_block(ops)).anomalies()[0]
-    assert (first.severity, first.details["stored_nan"]) == (severity, stored_nan)
+def test_what_may_have_left_the_kernel_is_not_hidden(left_out: Any, hidden: bool) -> None:
+    steps = [load(FINE), Step("math.log", [NAN, 1.0], (0,), BORN, rule="log"), store(0, FINE)]
+    block = kernel(steps)
+    table = dataclasses.replace(block.table, left_out=left_out)
+    log = log_of(dataclasses.replace(block, table=table))
+    assert len(log.hidden()) == hidden
+    if not hidden:
+        (one,) = log.anomalies()
+        assert (one.severity, one.details["stored_nan"]) == ("warning", None)
 
 
-def test_severity_of_an_inf() -> None:
-    (anomaly,) = _log(_block([("math.exp", [INF, 1.0]), ("tt.store", [INF, 1.0])])).anomalies()
-    assert (anomaly.kind, anomaly.severity, dict(anomaly.details)) == ("inf", "warning", {})
+def test_an_atomic_does_not_show_what_it_adds() -> None:
+    atomic = Step("tt.atomic_rmw", FINE, (1,), role="atomic", pointer="out_ptr0")
+    steps = [load(FINE), Step("math.log", [NAN, 1.0], (0,), BORN, rule="log"), atomic]
+    assert only(steps).severity == "warning"
+    # a later program reads it back: that is no NaN from elsewhere
+    read = dataclasses.replace(atomic, values=[NAN, 1.0])
+    one = only([*steps[:2], read])
+    assert (one.verdict, one.severity, one.op) == ("born", "error", "math.log")
+    assert [entry["op_id"] for entry in one.details["passed"]] == [2]
 
 
-def test_one_anomaly_per_site_op_and_kind() -> None:
-    quiet = _block([("math.log", [NAN, 1.0]), ("tt.store", FINE)])
-    worse = _block([("math.log", [NAN, NAN]), ("tt.store", [NAN, NAN])])
-    healthy = _block([("math.log", FINE), ("tt.store", FINE)])
-    log = _log(quiet, quiet, healthy, worse, steps=[2, 2, 3, 7])
-    log_nan, store_nan = log.anomalies()
-    assert (log_nan.step, log_nan.last_step, log_nan.occurrences) == (2, 7, 3)
-    assert log_nan.counts["nan"] == 2  # both blocks of step 2, not those of step 7
-    assert log_nan.counts["lanes"] == 4
-    assert log_nan.severity == "error"  # it was a warning in step 2
-    assert (store_nan.step, store_nan.occurrences) == (7, 1)
-    other = _block([("math.log", [NAN, 1.0])], kernel="kernel_1")
-    log.add(8, [other])
-    assert len(log) == 3
+def test_a_loaded_nan() -> None:
+    steps = [
+        load([NAN, 1.0], "v_ptr"),
+        load([0.0, 1.0], "w_ptr"),
+        Step("arith.mulf", [NAN, 1.0], (0, 1), (0, 0, 0, 0), rule="mul"),
+        Step("tt.reduce", NAN, (2,)),
+        store(3, NAN),
+    ]
+    one = only(steps)
+    assert (one.verdict, one.severity, one.op_id, one.births) == ("loaded", "error", 0, ())
+    assert one.cause == "loaded through v_ptr"
+    assert one.details["argument"] == "v_ptr"
+    assert [entry["op_id"] for entry in one.details["passed"]] == [2, 3, 4]
+    assert dict(one.counts)["nan"] == 1
+
+
+def test_a_loaded_nan_and_a_birth_are_two_chains() -> None:
+    steps = [
+        load([NAN, 1.0]),
+        Step("math.log", [NAN, NAN], (0,), BORN, rule="log"),
+        store(1, [NAN, NAN]),
+    ]
+    loaded, born = log_of(kernel(steps)).anomalies()
+    assert (loaded.verdict, born.verdict) == ("loaded", "born")
+
+
+def test_infinities_that_nothing_explains_are_silent() -> None:
+    scores = [-INF, 1.0]
+    assert silent(
+        [
+            load(scores),
+            Step("arith.mulf", scores, (0,), (0, 0, 0, 0)),
+            Step("arith.divf", [INF, 1.0], (1,)),  # not checked
+            store(2, [INF, 1.0]),
+        ]
+    )
+    assert silent([load([INF, -INF]), store(0, [INF, -INF])])
+
+
+def test_a_nan_that_nothing_explains_is_seen_once() -> None:
+    steps = [
+        load(FINE),
+        Step("tt.call", [NAN, 1.0], (0,)),
+        Step("math.exp", [NAN, 1.0], (1,)),
+        store(2, [NAN, 1.0]),
+    ]
+    one = only(steps)
+    assert (one.verdict, one.severity, one.op) == ("seen", "error", "tt.call")
+    assert [entry["op_id"] for entry in one.details["passed"]] == [2, 3]
+    assert one.cause == ""
+    stored = only([store(0, [NAN, 1.0])])
+    assert (stored.verdict, stored.cause, stored.severity) == (
+        "seen", "stored through out_ptr0", "error",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("stored", "severity"), [([NAN, 1.0], "warning"), (FINE, None)])
+def test_unknown_need_is_seen_not_born(stored: Any, severity: str | None) -> None:
+    for first in (
+        [Step("math.log", [NAN, 1.0], (), BORN, rule="log", check_mask="unknown")],
+        [load([NAN, 1.0], mask="unknown")],
+    ):
+        log = log_of(kernel([*first, store(0, stored)]))
+        (one,) = log.hidden() if severity is None else log.anomalies()
+        assert (one.verdict, one.severity) == ("seen", severity or "info")
+
+
+def test_severity_of_an_infinity() -> None:
+    steps = [
+        load(FINE),
+        Step("math.exp", [INF, 1.0], (0,), (0, 1, 0, 0), rule="exp"),
+        store(1, [INF, 1.0]),
+    ]
+    one = only(steps)
+    assert (one.kind, one.severity, "stored_nan" in one.details) == ("inf", "warning", False)
+    assert [entry["op_id"] for entry in one.details["passed"]] == [2]
+
+
+def test_loops_do_not_confuse_the_order() -> None:
+    """A carried value leads back to an earlier check."""
+    block = kernel(
+        [
+            load(FINE),
+            Step("math.exp", [INF, 1.0], (0,), (0, 1, 0, 0), rule="exp"),
+            Step("arith.subf", [NAN, 1.0], (1,), BORN, rule="sub"),
+            store(2, [NAN, 1.0]),
+        ]
+    )
+    both = tuple(dataclasses.replace(c, leads=(0, 1)) for c in block.table.checks)
+    table = dataclasses.replace(block.table, checks=both)
+    (one,) = log_of(dataclasses.replace(block, table=table)).anomalies()
+    assert [b.op for b in one.births] == ["math.exp", "arith.subf"]
 
 
 def test_order() -> None:
-    late = _block([("math.exp", [INF]), ("math.log", [NAN])], kernel="a", launch=9)
-    early = _block([("math.exp", [INF]), ("math.log", [NAN]), ("tt.store", [NAN])], launch=4)
-    found = _log(late, early).anomalies()
-    assert [(a.kind, a.launch, a.op_id) for a in found] == [
-        ("nan", 4, 1),
-        ("nan", 4, 2),
-        ("nan", 9, 1),
-        ("inf", 4, 0),
-        ("inf", 9, 0),
+    def mixed(launch: int, name: str) -> Block:
+        steps = [
+            load(FINE),
+            Step("math.exp", [INF, 1.0], (0,), (0, 1, 0, 0), rule="exp"),
+            Step("math.log", [NAN, 1.0], (0,), BORN, rule="log"),
+            Step("math.sqrt", [NAN, 1.0], (0,), BORN, rule="sqrt"),
+            store(1, [INF, 1.0]),
+            store(2, [NAN, 1.0], "b"),
+            store(3, [NAN, 1.0], "c"),
+            Step("arith.muli", FINE, (), (3, 0, 0, 0), kind="wrap"),
+        ]
+        return kernel(steps, launch=launch, kernel=name)
+
+    found = log_of(mixed(9, "a"), mixed(4, "b")).anomalies()
+    assert [(a.kind, a.launch, a.op) for a in found] == [
+        ("nan", 4, "math.log"),
+        ("nan", 4, "math.sqrt"),
+        ("nan", 9, "math.log"),
+        ("nan", 9, "math.sqrt"),
+        ("inf", 4, "math.exp"),
+        ("inf", 9, "math.exp"),
+        ("int_overflow", 4, "arith.muli"),
+        ("int_overflow", 9, "arith.muli"),
     ]
 
 
+def test_one_anomaly_per_site_operation_and_kind() -> None:
+    def log_kernel(nan: int, left: Any, name: str = "kernel_0") -> Block:
+        values = [NAN if i < nan else 1.0 for i in range(2)]
+        steps = [load(FINE), Step("math.log", values, (0,), (nan, 0, 0, 0), rule="log")]
+        return kernel([*steps, Step("x", values, (1,)), store(2, left)], kernel=name)
+
+    quiet, worse = log_kernel(1, FINE), log_kernel(2, [NAN, NAN])
+    unknown = dataclasses.replace(quiet.table, left_out={"noinline call": 1})
+    quiet = dataclasses.replace(quiet, table=unknown)
+    healthy = log_kernel(0, FINE)
+    log = log_of(quiet, quiet, healthy, worse, steps=[2, 2, 3, 7])
+    (one,) = log.anomalies()
+    assert (one.step, one.last_step, one.occurrences) == (2, 7, 3)
+    assert one.counts["nan"] == 2  # both blocks of step 2, not that of step 7
+    assert one.counts["lanes"] == 4
+    assert one.severity == "error"  # it was a warning in step 2
+    log.add(8, [log_kernel(1, [NAN, 1.0], "kernel_1")])
+    assert len(log) == 2
+    copied = log.copy()
+    copied.add(9, [log_kernel(1, [NAN, 1.0], "kernel_2")])
+    assert (len(log), len(copied)) == (2, 3)
+
+
 def test_memory_is_bounded_and_what_is_left_out_counted() -> None:
+    def block(name: str) -> Block:
+        values = [NAN, 1.0]
+        steps = [load(FINE), Step("math.log", values, (0,), BORN, rule="log"), store(1, values)]
+        return kernel(steps, kernel=name)
+
     log = AnomalyLog(capacity=3)
     for step in range(4):
-        log.add(step, [_block([("math.log", [NAN])], kernel=f"k{i}") for i in range(5)])
+        log.add(step, [block(f"k{i}") for i in range(5)])
     assert len(log) == 3
     assert {a.occurrences for a in log.anomalies()} == {4}
     assert log.left_out == 8
+    assert log.values() == {(f"wrapper.py:k{i}", f"k{i}", 1) for i in range(3)}
+
+
+def test_values_with_an_anomaly_have_a_chart(tmp_path: Path) -> None:
+    """An infinity too, which its row alone does not show to be one."""
+    steps = [
+        load([100.0, INF]),
+        Step("math.exp", [INF, INF], (0,), (0, 1, 0, 0), rule="exp"),
+        Step("arith.mulf", [INF, INF], (1,), (0, 0, 0, 0)),
+        store(2, [INF, INF]),
+    ]
+    block = kernel(steps)
+    log = log_of(block)
+    assert log.values() == {("wrapper.py:kernel_0", "kernel_0", 1)}
+    with TensorBoardWriter(tmp_path, "kernel") as writer:
+        writer.write(0, join.rows(0, [block]), log.values())
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    ).EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    charts = {tag.split("/")[-2] for tag in accumulator.Tags()["scalars"]}
+    assert charts == {"L11.tmp1", "L13.tmp3"}
+
+
+def test_long_chains_are_cut() -> None:
+    steps = [load(FINE)]
+    steps += [Step("math.log", [NAN, 1.0], (i,), BORN, rule="log") for i in range(70)]
+    steps += [Step("arith.extf", [NAN, 1.0], (i,)) for i in range(70, 140)]
+    one = only([*steps, store(140, [NAN, 1.0])])
+    assert len(one.births) == 64
+    assert len(one.details["passed"]) == 64
+    assert one.details["left_out"] == (70 - 64) + (71 - 64)
+    assert one.details["visible"]["role"] == "store"
+
+
+@pytest.mark.parametrize(
+    ("kind", "counters", "anomaly"),
+    [
+        ("undefined", (12, 0, 0), ("undefined_lanes", "undefined_lanes")),
+        ("wrap", (2, 0, 0), ("int_overflow", "wrapped_lanes")),
+        ("stagnation", (100, 200, 0), ("stagnation", "lost_additions")),
+        ("stagnation", (100, 2000, 0), None),
+        ("stagnation", (100, 0, 0), ("stagnation", "lost_additions")),
+        ("saturation", (1, 0, 0), ("saturation", "saturated_lanes")),
+        ("tf32", (1024, 1024, 0), ("precision", "operand_lanes_not_tf32")),
+        ("tf32", (1024, 500, 524), None),
+        ("tf32", (31, 0, 31), None),
+    ],
+)
+def test_other_kinds(kind: str, counters: Any, anomaly: Any) -> None:
+    steps = [
+        Step("tt.load", FINE, (), (1, 0, 0, 0), kind=kind, role="load"),
+        Step("tt.reduce", 2.0, (0,)),
+        store(1, 2.0),
+    ]
+    block = kernel(steps, launch=6)
+    place = (6, (1, 0, 0), 0, 13, 0)
+    found = log_of(dataclasses.replace(block, found={0: Found(*counters, 0, place)})).anomalies()
+    if anomaly is None:
+        assert found == ()
+        return
+    (one,) = found
+    assert (one.kind, one.verdict, one.severity) == (anomaly[0], "found", "warning")
+    assert dict(one.details) == {anomaly[1]: counters[0], "consumer": "tmp1 = tt.reduce"}
+    assert (one.launch, one.program, one.lane) == (6, (1, 0, 0), 13)
+    assert one.cause

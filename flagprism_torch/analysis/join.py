@@ -11,7 +11,7 @@ from typing import Any
 
 from ..provenance import callsites
 from ..records import layout
-from ..records.model import NO_MODULE, Block, CallSite, OpEntry, Origin, Row, StatementOrigin
+from ..records.model import NO_MODULE, Block, CallSite, OpEntry, Row, StatementOrigin
 
 EXACT_INTEGERS = 2.0**53  # float64 holds every integer below
 SMALL_SQUARES = 2.0**-960  # below, squares have lost bits that their sum needs
@@ -41,26 +41,9 @@ def rows(step: int | None, blocks: Iterable[Block]) -> list[Row]:
 
 
 def owner(site: CallSite, entry: OpEntry) -> StatementOrigin:
-    """Who owns the value of `entry`.
-
-    A store or atomic belongs to the owner of what it writes: that of the pointer argument, else
-    that of the value's variable. Every other value belongs to the owner of its variable; Inductor
-    names the accumulator of `tmp7` `_tmp7`. Without an entry for the statement the call site's
-    origin holds. The phase is that of the whole kernel where the statement does not know its own.
-    """
-    origin = site.origin
-    for name in _owner_names(entry):
-        found = origin.statements.get(name)
-        if found is not None:
-            return _completed(found, origin)
-    return StatementOrigin(
-        module=_module(origin.module, origin.modules),
-        modules=origin.modules,
-        aten=", ".join(origin.aten) or None,
-        model_file=origin.model_file,
-        model_line=origin.model_line,
-        phase=origin.phase,
-    )
+    """Who owns the value of `entry`. A store or atomic belongs to the owner of what it writes."""
+    pointer = entry.pointer if entry.role in ("store", "atomic") else None
+    return callsites.owner(site.origin, entry.variable, pointer, entry.statement)
 
 
 def common_prefix(modules: Iterable[str]) -> str:
@@ -69,32 +52,6 @@ def common_prefix(modules: Iterable[str]) -> str:
     `NO_MODULE` if they have no module in common.
     """
     return callsites.common_prefix(list(modules)) or NO_MODULE
-
-
-def _owner_names(entry: OpEntry) -> list[str]:
-    names = []
-    if entry.role in ("store", "atomic") and entry.pointer is not None:
-        names.append(entry.pointer)
-    if entry.variable is not None:
-        names.append(entry.variable)
-        if entry.variable.startswith("_"):
-            names.append(entry.variable[1:])
-    return names
-
-
-def _completed(found: StatementOrigin, origin: Origin) -> StatementOrigin:
-    return StatementOrigin(
-        module=_module(found.module, found.modules),
-        modules=found.modules,
-        aten=found.aten,
-        model_file=found.model_file,
-        model_line=found.model_line,
-        phase=found.phase if found.phase != "none" else origin.phase,
-    )
-
-
-def _module(module: str, modules: tuple[str, ...]) -> str:
-    return common_prefix(modules) if module == NO_MODULE and modules else module
 
 
 def _row(step: int | None, block: Block, entry: OpEntry, record: Any) -> Row:

@@ -1,271 +1,141 @@
-"""Which rows are findings, and the bounded log of them.
+"""The log of anomalies: what the chains and the silent checks of each step found, kept once.
 
-Note [Seen, not born]
-Records of one value do not tell where a NaN was born, so every finding here has the verdict "seen".
-
-NaN: every value with a NaN in a counted lane is a finding: loaded, computed or stored.
-
-Infinity: +-inf is a legitimate value in healthy models (masked scores, the start of a running
-maximum, a clamp), and an operand's infinity cannot be told from a new one exactly. Silence is
-preferred over a false alarm. +-inf is a finding only where all of this holds:
-
-1. The op can make an infinity out of finite operands: arithmetic, math, narrowing cast, dot, sum.
-   Loads, stores, selects, minima, maxima, negation, widening and shape ops hand one on.
-2. The row's mask is known; otherwise padding lanes may have been counted.
-3. No earlier value of the kernel holds an infinity that explains it and is no finding itself. What
-   explains what depends on the op: exp(x) is +inf by overflow or because of a +inf, log(x) is -inf
-   because of a zero only.
-4. For sums, differences and products that hold -inf only: the finite values seen before are large
-   enough for an overflow. A running maximum starts at a constant -inf that no record shows, and
-   `old_max - new_max` is -inf in the first iteration of every online softmax.
+Note [Verdicts]
+born: a check saw a non-finite result of operands that do not explain it, in lanes that are needed.
+loaded: a NaN came from memory, from a producer that is not known to have made it.
+found: a check for trouble that shows no NaN saw some (analysis.silent).
+seen: a NaN that nothing explains, or lanes of which nobody knows whether they matter.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
 
-from ..records.model import Anomaly, Block, Row
-from . import join
-from .totals import STORED
+from ..records.model import Anomaly, Block
+from ..records.tensor_log import TensorLog
+from .chains import Chain, Store, chains
+from .silent import silent
 
-KINDS = ("nan", "inf")
-CAPACITY = 4096  # distinct findings a log keeps
-
-# Ops of the arith and math dialects that never turn finite operands into an infinity.
-_HANDS_ON = frozenset(
-    [
-        *("arith.select", "arith.constant", "arith.bitcast", "arith.negf", "arith.extf"),
-        *("arith.maximumf", "arith.maxnumf", "arith.minimumf", "arith.minnumf"),
-        *("math.absf", "math.copysign", "math.floor", "math.ceil", "math.trunc"),
-        *("math.round", "math.roundeven"),
-    ]
-)
-_TRITON_ARITHMETIC = frozenset(
-    [
-        *("tt.fp_to_fp", "tt.extern_elementwise", "tt.precise_divf", "tt.precise_sqrt"),
-        *("tt.dot", "tt.dot_scaled"),
-    ]
-)
-_SUMMED = re.compile(r"\b(?:cum)?sum\b")  # tt.reduce and tt.scan do not name their combination
-
-# op -> (signs of operands that explain +inf, signs that explain -inf); other ops: any sign.
-_KEEPS_SIGN = ("+", "-")
-_EXPLAINED = {
-    **dict.fromkeys(("arith.addf", "arith.truncf", "tt.fp_to_fp"), _KEEPS_SIGN),
-    **dict.fromkeys(("tt.reduce", "tt.scan"), _KEEPS_SIGN),
-    **dict.fromkeys(("math.exp", "math.exp2", "math.expm1"), ("+", "")),
-    **dict.fromkeys(("math.log", "math.log2", "math.log10", "math.log1p"), ("+", "")),
-    **dict.fromkeys(("math.sqrt", "tt.precise_sqrt"), ("+", "")),
-    **dict.fromkeys(("math.rsqrt", "arith.sitofp", "arith.uitofp"), ("", "")),
-}
-_MAY_START_AT_MINUS_INF = frozenset(("arith.addf", "arith.subf", "arith.mulf", "math.fma"))
-_LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028234663852886e38}
-
-
-def findings(rows: Sequence[Row]) -> list[tuple[Row, str]]:
-    """(row, kind) of every finding among the rows of one block, in op order; kind as in `KINDS`."""
-    found: list[tuple[Row, str]] = []
-    passed: set[str] = set()  # signs of infinities that were handed on, so far
-    magnitude = 0.0  # largest finite magnitude so far
-    for row in rows:
-        if row.nan:
-            found.append((row, "nan"))
-        if row.posinf or row.neginf:
-            if _new_infinity(row, passed, magnitude):
-                found.append((row, "inf"))
-            else:
-                passed.update(_signs(row))
-        if row.min is not None and row.max is not None:
-            magnitude = max(magnitude, abs(row.min), abs(row.max))
-    return found
-
-
-def by_block(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Splits rows in the order of `join.rows` into the rows of each block."""
-    block: list[Row] = []
-    for row in rows:
-        if block and (
-            (row.site, row.kernel, row.call) != (block[-1].site, block[-1].kernel, block[-1].call)
-            or row.op_id <= block[-1].op_id
-        ):
-            yield block
-            block = []
-        block.append(row)
-    if block:
-        yield block
+CAPACITY = 4096  # distinct anomalies a log keeps; hidden ones are counted apart
+_SEVERITIES = ("error", "warning", "info")
+_Key = tuple[Any, ...]
 
 
 class AnomalyLog:
-    """Findings of a session, one `Anomaly` per (call site, op, kind), in bounded memory.
+    """Anomalies of a session, one per (call site, operation, kind), in bounded memory.
 
-    Severity: a NaN is an "error" if a store or atomic of the same launches wrote a NaN, or if the
-    kernel's stores were not recorded; otherwise it did not leave the kernel: "warning", or "info"
-    where the mask is unknown and the NaN may sit in padding. An inf is a "warning". The severity
-    rises if a later step is worse.
+    What a later step adds to a known anomaly: `last_step`, `occurrences`, a worse `severity`.
+    Everything else is that of the first step with it.
 
-    `details["stored_nan"]` (nan only): whether a store of the same launches of the first step wrote
-    a NaN; None if none was recorded. `launch`, `program`, `lane` and `iteration` are those of the
-    value's first non-finite lane, which is not told apart by kind.
-
-    `capacity`: distinct findings kept; `left_out` counts the sightings of others.
+    `capacity`: distinct anomalies kept, and as many hidden ones; `left_out` counts the sightings of
+    others.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
         self.left_out = 0
-        self._kept: dict[tuple[Any, ...], Anomaly] = {}
+        self._kept: dict[_Key, Chain] = {}
+        self._hidden: dict[_Key, Chain] = {}
+        self._stored: dict[Store, int] = {}  # a NaN was stored there -> last such step
+        self._behind: dict[Store, _Key] = {}  # -> the anomaly it belongs to
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def copy(self) -> AnomalyLog:
-        """An independent log with the same findings."""
+        """An independent log with the same anomalies."""
         other = AnomalyLog(self.capacity)
-        other._kept = dict(self._kept)
         other.left_out = self.left_out
+        other._kept, other._hidden = dict(self._kept), dict(self._hidden)
+        other._stored, other._behind = dict(self._stored), dict(self._behind)
         return other
 
-    def add(self, step: int, blocks: Iterable[Block]) -> None:
+    def add(
+        self,
+        step: int,
+        blocks: Iterable[Block],
+        tensors: TensorLog | None = None,
+        name_of: Callable[[int], str | None] = lambda address: None,
+    ) -> None:
         """Takes in the findings of `blocks`, which hold launches of `step` not added before.
 
-        A step may come in several calls: counts of the first step in which a finding was seen add
-        up, and each block in which it is seen is one occurrence.
+        A step may come in several calls: counts of the first step with an anomaly add up, and each
+        block that has one as its head is one occurrence. Values are followed from kernel to kernel
+        within one call.
+
+        Args:
+            tensors: the log of launches; None: no value is followed to another kernel.
+            name_of: name of the parameter or buffer at an address.
         """
+        blocks = list(blocks)
+        for chain in chains(step, blocks, tensors, self._stored, name_of):
+            key = self._known(chain)
+            if key is None:
+                key = _key(chain)
+                self._put(key, chain)
+            else:  # what an earlier step stored, once more
+                self._kept[key] = _again(self._kept[key], chain.anomaly)
+            for store in chain.stores:
+                if store in self._stored or len(self._stored) < self.capacity:
+                    self._stored[store] = step
+                    self._behind.setdefault(store, key)
         for block in blocks:
-            records = block.records
-            if not (records["nan"].any() or records["posinf"].any() or records["neginf"].any()):
-                continue
-            rows = join.rows(step, [block])
-            stored_nan = _stored_nan(rows)
-            for row, kind in findings(rows):
-                self._put(_anomaly(step, block, row, kind, stored_nan))
+            for chain in silent(step, block):
+                self._put(_key(chain), chain)
 
     def anomalies(self) -> tuple[Anomaly, ...]:
-        """NaN first, then inf; each by first launch, then by order of the ops in the kernel."""
-        return tuple(sorted(self._kept.values(), key=_order))
+        """Chains with a NaN first, then infinities, then other kinds; each by first launch, then by
+        order of the values in the kernel."""
+        return _sorted(self._kept)
 
-    def _put(self, new: Anomaly) -> None:
-        key = (new.site, new.kernel, new.op_id, new.op, new.line, new.variable, new.kind)
-        old = self._kept.get(key)
-        if old is None:
-            if len(self._kept) < self.capacity:
-                self._kept[key] = new
-            else:
-                self.left_out += 1
-            return
-        counts = old.counts
-        if new.step == old.step:
-            counts = MappingProxyType({name: n + new.counts[name] for name, n in counts.items()})
-        self._kept[key] = dataclasses.replace(
-            old,
-            last_step=max(old.last_step, new.step),
-            occurrences=old.occurrences + 1,
-            severity=min(old.severity, new.severity, key=_SEVERITIES.index),
-            counts=counts,
-        )
+    def hidden(self) -> tuple[Anomaly, ...]:
+        """Chains that did not leave their kernel, in the same order."""
+        return _sorted(self._hidden)
 
+    def values(self) -> frozenset[Store]:
+        """(site, kernel, op id) of the values with an anomaly."""
+        found = [one for chain in self._kept.values() for one in (chain.anomaly,
+                 *chain.anomaly.births)]  # fmt: skip
+        return frozenset((one.site, one.kernel, one.op_id) for one in found)
 
-_SEVERITIES = ("error", "warning", "info")
+    def _known(self, chain: Chain) -> _Key | None:
+        """The anomaly of an earlier step whose stored NaN is all that a chain is."""
+        key = None if chain.earlier is None else self._behind.get(chain.earlier)
+        return key if key in self._kept else None
 
-
-def _order(anomaly: Anomaly) -> tuple[Any, ...]:
-    rank = KINDS.index(anomaly.kind) if anomaly.kind in KINDS else len(KINDS)
-    return rank, anomaly.launch, anomaly.op_id, anomaly.kernel, anomaly.site
+    def _put(self, key: _Key, new: Chain) -> None:
+        kept = self._hidden if new.hidden else self._kept
+        old = kept.get(key)
+        if old is not None:
+            kept[key] = _again(old, new.anomaly, new.anomaly.step == old.anomaly.step)
+        elif len(kept) < self.capacity:
+            kept[key] = new
+        else:
+            self.left_out += 1
 
 
-def _signs(row: Row) -> str:
-    return "+" * (row.posinf > 0) + "-" * (row.neginf > 0)
+def _key(chain: Chain) -> _Key:
+    one = chain.anomaly
+    return (one.site, one.kernel, chain.check, one.op_id, one.op, one.line, one.variable, one.kind)
 
 
-def _makes_infinities(row: Row) -> bool:
-    if row.role != "value":
-        return False
-    if row.op in ("tt.reduce", "tt.scan"):
-        return _SUMMED.search(row.statement) is not None
-    if row.op.startswith(("arith.", "math.")):
-        return row.op not in _HANDS_ON
-    return row.op in _TRITON_ARITHMETIC
-
-
-def _new_infinity(row: Row, passed: set[str], magnitude: float) -> bool:
-    """Whether the row's infinities count as new; see Note [Seen, not born]."""
-    if row.mask == "unknown" or not _makes_infinities(row):
-        return False
-    for_plus, for_minus = _EXPLAINED.get(row.op, ("+-", "+-"))
-    plus = row.posinf > 0 and passed.isdisjoint(for_plus)
-    minus = row.neginf > 0 and passed.isdisjoint(for_minus)
-    if minus and not row.posinf and row.op in _MAY_START_AT_MINUS_INF:
-        reach = magnitude * (magnitude if row.op in ("arith.mulf", "math.fma") else 2.0)
-        minus = reach > _LARGEST.get(row.dtype, float("inf"))
-    return plus or minus
-
-
-def _stored_nan(rows: Iterable[Row]) -> bool | None:
-    wrote = [row.nan > 0 for row in rows if row.role in STORED and row.executions]
-    return any(wrote) if wrote else None
-
-
-def _severity(row: Row, kind: str, stored_nan: bool | None) -> str:
-    if kind == "inf":
-        return "warning"
-    if stored_nan is None or stored_nan:
-        return "error"
-    return "info" if row.mask == "unknown" else "warning"
-
-
-def _anomaly(step: int, block: Block, row: Row, kind: str, stored_nan: bool | None) -> Anomaly:
-    first = block.firsts.get(row.op_id)
-    program, iteration, lane = first[1:] if first is not None else (None, None, None)
-    details: Mapping[str, Any] = {"stored_nan": stored_nan} if kind == "nan" else {}
-    return Anomaly(
-        kind=kind,
-        verdict="seen",
-        severity=_severity(row, kind, stored_nan),
-        step=step,
-        last_step=step,
-        occurrences=1,
-        launch=first[0] if first is not None else block.first_launch,
-        kernel=row.kernel,
-        statement=row.statement,
-        file=row.file,
-        line=row.line,
-        variable=row.variable,
-        op=row.op,
-        op_id=row.op_id,
-        module=row.module,
-        modules=row.modules,
-        phase=row.phase,
-        aten=row.aten,
-        model_file=row.model_file,
-        model_line=row.model_line,
-        program=program,
-        lane=lane,
-        iteration=iteration,
-        counts=MappingProxyType(
-            {
-                "lanes": row.lanes,
-                "live": row.live,
-                "padding": 0,
-                "nan": row.nan,
-                "posinf": row.posinf,
-                "neginf": row.neginf,
-            }
-        ),
-        site=row.site,
-        cause=_cause(row, block),
-        details=MappingProxyType(details),
+def _again(old: Chain, new: Anomaly, same_step: bool = False) -> Chain:
+    known = old.anomaly
+    counts = known.counts
+    if same_step:
+        counts = MappingProxyType({name: n + new.counts[name] for name, n in counts.items()})
+    anomaly = dataclasses.replace(
+        known,
+        last_step=max(known.last_step, new.step),
+        occurrences=known.occurrences + 1,
+        severity=min(known.severity, new.severity, key=_SEVERITIES.index),
+        counts=counts,
     )
+    return dataclasses.replace(old, anomaly=anomaly)
 
 
-def _cause(row: Row, block: Block) -> str:
-    pointer = block.table.ops[row.op_id].pointer
-    through = f" through {pointer}" if pointer else ""
-    return {
-        "load": f"loaded{through}",
-        "store": f"stored{through}",
-        "atomic": f"written{through}",
-    }.get(row.role, "")
+def _sorted(kept: dict[_Key, Chain]) -> tuple[Anomaly, ...]:
+    return tuple(chain.anomaly for chain in sorted(kept.values(), key=lambda chain: chain.order))

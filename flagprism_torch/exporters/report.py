@@ -17,11 +17,12 @@ from ..analysis.totals import Totals, merged, stored
 from ..records.model import Anomaly, Row
 from ..records.table import FIELDS, SummaryTable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 DETAILS = ("module", "kernel", "statement")
 STATEMENT_WIDTH = 60  # statements are cut to this in tables; the JSON report has them whole
 MODULES_IN_HEADER = 3
-ANOMALIES_LISTED = 20  # one NaN reaches most of a model; the rest is counted in one line
+ANOMALIES_LISTED = 20  # the rest is counted in one line
+STEPS_LISTED = 3  # births, and kernels that were passed, in the line of a chain
 
 _ALIGN_LEFT = ("module", "phase", "nan/inf", "line", "value", "op", "dtype", "mask", "statement")
 
@@ -37,7 +38,8 @@ def text(
 ) -> str:
     """The report as text: anomalies, modules, kernels with their values, coverage.
 
-    The first `ANOMALIES_LISTED` anomalies are listed, the others counted in one line.
+    The first `ANOMALIES_LISTED` anomalies are listed, with at most three lines below each: what it
+    is, its cause, and what it led to. The others are counted in one line.
     `detail`: "module" stops at modules, "kernel" lists of each kernel the values it stores and
     those with a finding, "statement" lists every value. `steps`: steps the table covers. `hidden`:
     findings that did not leave their kernel; they are counted in one line.
@@ -109,13 +111,13 @@ def _overview(table: SummaryTable) -> str:
 def _anomaly_lines(anomalies: Sequence[Anomaly], hidden: Sequence[Anomaly]) -> list[str]:
     lines = [f"Anomalies: {len(anomalies) or 'none'}"]
     for anomaly in anomalies[:ANOMALIES_LISTED]:
-        lines += [str(anomaly), f"    {_detail(anomaly)}"]
-        lines += [f"    birth: {birth}" for birth in anomaly.births]
+        below = (_detail(anomaly), _cause(anomaly), _then(anomaly))
+        lines += [str(anomaly), *(f"     {line}" for line in below if line)]
     more = len(anomalies) - ANOMALIES_LISTED
     if more > 0:
         lines.append(f"and {more} more (in session.anomalies and the JSON report)")
     if hidden:
-        lines.append(f"Hidden: {_count(len(hidden), 'finding')} that did not leave the kernel")
+        lines.append(f"Hidden: {_count(len(hidden), 'chain')} that did not leave the kernel")
     return lines
 
 
@@ -128,23 +130,79 @@ def _detail(anomaly: Anomaly) -> str:
     parts = [
         f"{anomaly.severity}, {steps}, {anomaly.phase}",
         f"{_name(anomaly.file)}:{anomaly.line} {anomaly.op}{variable}",
-        f"nan {c['nan']}, +inf {c['posinf']}, -inf {c['neginf']}, live {c['live']} of {c['lanes']}",
+        f"live {c['live']} of {c['lanes']}",
     ]
+    if anomaly.kind in ("nan", "inf"):
+        parts[-1] = f"nan {c['nan']}, +inf {c['posinf']}, -inf {c['neginf']}, {parts[-1]}"
+    if c["padding"]:
+        parts[-1] += f", padding {c['padding']}"
     if len(anomaly.modules) > 1:
         parts.append("owners " + ", ".join(anomaly.modules))
-    for operand in anomaly.operands:
-        parts.append(f"{operand.get('name')} in {_range(operand.get('min'), operand.get('max'))}")
-    if anomaly.cause:
-        parts.append(anomaly.cause)
     return "; ".join(parts)
 
 
-def _range(low: Any, high: Any) -> str:
-    return f"[{_number(low)}, {_number(high)}]"
+def _cause(anomaly: Anomaly) -> str:
+    operands = "; ".join(_operand(operand) for operand in anomaly.operands)
+    parts = [f"cause: {anomaly.cause}"] * bool(anomaly.cause)
+    parts += [f"operands: {operands}"] * bool(operands)
+    if "headroom" in anomaly.details:
+        parts.append(f"wraps at {_number(anomaly.details['headroom'])}x this size")
+    if "consumer" in anomaly.details:
+        parts.append(f"used in: {anomaly.details['consumer']}")
+    return "; ".join(parts)
+
+
+def _operand(operand: Mapping[str, Any]) -> str:
+    """`tmp10 4752 finite, 48 -inf`; the range of an operand that is finite throughout."""
+    if "live" not in operand:
+        return str(operand["name"])
+    counts = {
+        "finite": operand["live"] - operand["nan"] - operand["posinf"] - operand["neginf"],
+        "nan": operand["nan"],
+        "inf": operand["posinf"],
+        "-inf": operand["neginf"],
+    }
+    kinds = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n) or "no live lane"
+    if counts["finite"] == operand["live"] > 0:
+        kinds += f" in [{_number(operand['min'])}, {_number(operand['max'])}]"
+    return f"{operand['name']} {kinds}"
+
+
+def _then(anomaly: Anomaly) -> str:
+    """What a chain led to: later births, kernels it passed, where it is visible."""
+    parts = []
+    later = anomaly.births[1:]
+    if later:
+        parts.append(_listed([_birth(birth) for birth in later]))
+    passed = dict.fromkeys(
+        f"{entry['kernel']} ({entry['module']})"
+        for entry in anomaly.details.get("passed", ())
+        if entry["site"] != anomaly.site
+    )
+    if passed:
+        parts.append(f"passed {_listed(list(passed))}")
+    visible = anomaly.details.get("visible")
+    if visible is not None:
+        parts.append(
+            f"visible in {visible['kernel']} ({visible['module']}): {visible['statement']}"
+        )
+    return f"then: {'; '.join(parts)}" if parts else ""
+
+
+def _birth(birth: Anomaly) -> str:
+    infinite = birth.counts["posinf"] + birth.counts["neginf"]
+    lanes = infinite if birth.kind == "inf" else birth.counts["nan"]
+    return f"{birth.kind} in {birth.statement} ({birth.cause}, {_count(lanes, 'lane')})"
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = len(items) - STEPS_LISTED
+    return ", ".join(items[:STEPS_LISTED]) + (f", +{more} more" if more > 0 else "")
 
 
 def _marked(anomalies: Iterable[Anomaly]) -> set[tuple[str, str, int]]:
-    return {(anomaly.site, anomaly.kernel, anomaly.op_id) for anomaly in anomalies}
+    found = (one for anomaly in anomalies for one in (anomaly, *anomaly.births))
+    return {(one.site, one.kernel, one.op_id) for one in found}
 
 
 def _is_marked(row: Row, marked: set[tuple[str, str, int]]) -> bool:

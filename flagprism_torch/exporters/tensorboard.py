@@ -12,7 +12,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from ..analysis.totals import Totals, merged, stored
-from ..analysis.verdicts import by_block, findings
 from ..records.layout import HIST_BUCKETS, HIST_MAX_EXP, HIST_MIN_EXP
 from ..records.model import Row
 
@@ -37,8 +36,8 @@ class TensorBoardWriter:
     """Writes the rows of each step into one event file in `logdir`.
 
     `detail`: "module" writes the statistics of each module over the values it stores, "kernel" each
-    stored value, "statement" every value. A value with a finding (analysis.verdicts) is always
-    written, from its first finding on, so that its chart shows when it recovers.
+    stored value, "statement" every value. A value with a NaN or an anomaly is always written, from
+    then on, so that its chart shows when it recovers.
 
     The file grows by one event per step, which has at most `max_series` values and modules; what
     came later than that is counted in `left_out` (once a step). Nothing is kept in memory but the
@@ -94,8 +93,11 @@ class TensorBoardWriter:
             ) from error
         self._file = EventFileWriter(str(self.logdir))
 
-    def write(self, step: int, rows: Iterable[Row]) -> None:
+    def write(
+        self, step: int, rows: Iterable[Row], anomalous: Collection[tuple[str, str, int]] = ()
+    ) -> None:
         """Adds the statistics of `rows`, in the order of `analysis.join.rows`, at x = `step`.
+        `anomalous`: (site, kernel, op id) of values with an anomaly.
 
         Opens the file if need be, with the errors of `open`.
         """
@@ -104,7 +106,7 @@ class TensorBoardWriter:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         summary = Summary()
-        for base, what in self._series(list(rows)):
+        for base, what in self._series(list(rows), anomalous):
             _add(summary, base, what)
         if summary.value:
             self._file.add_event(Event(wall_time=time.time(), step=step, summary=summary))
@@ -133,7 +135,9 @@ class TensorBoardWriter:
     ) -> None:
         self.close()
 
-    def _series(self, rows: list[Row]) -> Iterator[tuple[str, Row | Totals]]:
+    def _series(
+        self, rows: list[Row], anomalous: Collection[tuple[str, str, int]]
+    ) -> Iterator[tuple[str, Row | Totals]]:
         """(tag without its stat, statistics) of everything to write."""
         if self.detail == "module":
             groups: dict[tuple[str, str], list[Row]] = {}
@@ -143,7 +147,7 @@ class TensorBoardWriter:
                 base = self._base(("module", module, phase), [module, phase], "")
                 if base is not None:
                     yield base, merged(members)
-        for row in self._chosen(rows):
+        for row in self._chosen(rows, anomalous):
             parts = [
                 row.module,
                 f"{row.phase}.{row.kernel}.{row.call}",
@@ -153,10 +157,12 @@ class TensorBoardWriter:
             if base is not None:
                 yield base, row
 
-    def _chosen(self, rows: list[Row]) -> list[Row]:
+    def _chosen(self, rows: list[Row], anomalous: Collection[tuple[str, str, int]]) -> list[Row]:
         if self.detail == "statement":
             return rows
-        wanted = {id(row) for block in by_block(rows) for row, _ in findings(block)}
+        wanted = {
+            id(row) for row in rows if row.nan or (row.site, row.kernel, row.op_id) in anomalous
+        }
         if self.detail == "kernel":
             wanted |= {id(row) for row in stored(rows)}
         return [row for row in rows if id(row) in wanted or _identity(row) in self._bases]

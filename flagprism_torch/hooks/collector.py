@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -22,13 +22,15 @@ import torch
 from flagprism_torch.analysis.coverage import Coverage
 from flagprism_torch.config import Config
 from flagprism_torch.errors import InstrumentationError
+from flagprism_torch.hooks.tensors import pointer_names, tensor_notes
 from flagprism_torch.instrument.twin import LaunchFn, Recipe, Twin, launching
 from flagprism_torch.provenance import callsites
 from flagprism_torch.provenance.modules import ModuleNames
 from flagprism_torch.records.buffers import NoBufferError, RecordBuffers
 from flagprism_torch.records.layout import RECORD_BYTES
 from flagprism_torch.records.ledger import Ledger
-from flagprism_torch.records.model import CallSite, Launch, Origin
+from flagprism_torch.records.model import CallSite, Launch, OpTable, Origin
+from flagprism_torch.records.tensor_log import UNSEEN, TensorLog
 
 SCRATCH_BYTES = 256 << 20  # per-program records of one launch; larger grids share slots
 SHARED_SLOTS = 1024
@@ -40,6 +42,7 @@ _twins_lock = threading.RLock()
 
 
 _NOWHERE = Origin()
+_UNNAMED = 1024  # tensor arguments of a kernel without a twin
 _STALE = (
     "some generated code comes from a cache entry of other source text: lines and modules that do "
     "not match any more are left out; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it afresh"
@@ -57,17 +60,21 @@ class Collector:
         self.config, self.names, self.coverage = config, names, coverage
         self.ledger = Ledger()
         self.buffers = RecordBuffers(self._consume, self._lost)
+        self.tensors = TensorLog()
         self.step = 0
         self.recipe = Recipe(config.level, config.max_values, config.histograms)
         shared = min(SHARED_SLOTS, config.record_capacity)
         self.shared_recipe = replace(self.recipe, slots=shared)
-        self._numbers = itertools.count()
+        self.numbers = itertools.count()  # of launches, in their order
         self._sites: dict[Any, CallSite] = {}
         self._site_counts: dict[str, int] = {}  # kernel -> its call sites
         self._site_numbers: dict[tuple[str, str], int] = {}
         self._lock = threading.RLock()
         self._local = threading.local()
         self._large: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._pointers: weakref.WeakKeyDictionary[Twin, tuple[str, ...]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._reported: set[tuple[str, int]] = set()
         self._wrappers: set[str] = set()
         self.on_wrapper: Callable[[str], None] = lambda file: None  # a generated wrapper is new
@@ -98,6 +105,7 @@ class Collector:
         site: CallSite,
         device: torch.device,
         stream: int,
+        values: Iterable[Any],
         build: Build,
         run: Callable[[Any], Any],
     ) -> tuple[bool, Any]:
@@ -105,6 +113,7 @@ class Collector:
 
         Args:
             owner: weakly referenced identity of the kernel.
+            values: the arguments of the launch, in the order of the kernel's.
             build: compiles the twin for a recipe.
             run: launches `twin` through its own launcher.
         """
@@ -115,15 +124,18 @@ class Collector:
         while True:
             twin = self._twin(owner, variant, kernel, recipe, build)
             if twin is None:
+                self._note_unseen(kernel, site, values)
                 return False, None
 
             def record(made: Twin, grid: tuple[int, int, int], call: LaunchFn) -> Any:
-                note = Launch(next(self._numbers), self.step, site, made.table, grid)
+                tensors = tensor_notes(self._pointer_names(made), values)
+                note = Launch(next(self.numbers), self.step, site, made.table, grid, tensors)
                 limit = SCRATCH_BYTES // (RECORD_BYTES * made.table.records)
                 if not made.slots and note.programs > min(self.config.record_capacity, limit):
                     raise _GridTooLarge
                 result = self.buffers.launch(note, device, stream, made.slots, call)
                 self.coverage.launches()
+                self.tensors.note(note)
                 return result
 
             try:
@@ -131,10 +143,24 @@ class Collector:
                     return True, run(twin)
             except NoBufferError as error:
                 self.coverage.passed(kernel, f"no memory for records: {error}")
+                self._note_unseen(kernel, site, values)
                 return False, None
             except _GridTooLarge:
                 self._large.add(owner)
                 recipe = self.shared_recipe
+
+    def _pointer_names(self, twin: Twin) -> tuple[str, ...]:
+        names = self._pointers.get(twin)
+        if names is None:
+            names = self._pointers[twin] = pointer_names(twin.kernel.asm.get("ttir", ""))
+        return names
+
+    def _note_unseen(self, kernel: str, site: CallSite, values: Iterable[Any]) -> None:
+        """The original runs, which may write to any of its tensors."""
+        names = [f"argument {n}" for n in range(_UNNAMED)]
+        table = OpTable(kernel, "", 0, (), {UNSEEN: 1})
+        tensors = tensor_notes(names, values)
+        self.tensors.note(Launch(next(self.numbers), self.step, site, table, (1, 1, 1), tensors))
 
     def _twin(
         self, owner: Any, variant: Any, kernel: str, recipe: Recipe, build: Build

@@ -68,7 +68,11 @@ def _record(
     device = torch.device(autotuner.device_props.type, autotuner.device_props.index or 0)
     if device.type == "cpu":
         device = torch.device("cpu")
-    done, result = collector.launch(autotuner, variant, name, site, device, stream or 0, make, run)
+    named = (kwargs[name] for name in autotuner.fn.arg_names if name in kwargs)
+    values = (*args, *named)
+    done, result = collector.launch(
+        autotuner, variant, name, site, device, stream or 0, values, make, run
+    )
     if done:
         return result
     return original(autotuner, *args, stream=stream, **kwargs)

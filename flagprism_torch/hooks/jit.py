@@ -96,7 +96,7 @@ def _record(
     frame = _user_frame(sys._getframe(2))
     site = collector.site(name, frame)
     where = torch_device(driver.active)
-    done, _ = collector.launch(kernel, None, name, site, where, stream, make, run)
+    done, _ = collector.launch(kernel, None, name, site, where, stream, values, make, run)
     if not done:
         # the pre-run hooks ran already: launch the compiled kernel itself
         kernel.run(

@@ -129,11 +129,12 @@ class _Patches:
         return True
 
     def _apply(self) -> None:
-        from flagprism_torch.provenance import statements
+        from flagprism_torch.provenance import extern_markers, statements
 
         self.recorder = statements.Recorder()
         patches = Patches(self._stack)
-        for point in self.recorder.points():
+        points = self.recorder.points()
+        for point in points + (extern_markers.points(self.recorder) if points else []):
             patches.replace(point.owner, point.name, point.wrap)
             self.applied += 1
         self.reason = None if self.applied else "; ".join(self.recorder.missing)

@@ -159,14 +159,14 @@ def _functions(text: str) -> list[tuple[str, str]]:
     for match in starts:
         end = text.index("\n  }\n", match.start()) + len("\n  }")
         lines = text[match.start() : end].split("\n")
-        reorder = ".per_thread__" in match.group(1)
+        reorder = re.search(r"\.(per_thread|flat)__", match.group(1)) is not None
         found.append((match.group(1), "\n".join(_located(line, reorder) for line in lines)))
     return found
 
 
 def _located(line: str, reorder: bool) -> str:
-    """Reorderable reshapes in `per_thread` (Note [Lane order]) and an explicit location: without
-    one the parser would write the name of its temporary file into the debug information."""
+    """Reorderable reshapes in `per_thread` and `flat` (Note [Lane order]) and an explicit location:
+    without one the parser would write the name of its temporary file into the debug information."""
     if reorder:
         line = re.sub(r"(tt\.reshape %\S+)( : )", r"\1 allow_reorder\2", line)
     text = line.rstrip()

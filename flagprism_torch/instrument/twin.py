@@ -38,7 +38,7 @@ from flagprism_torch.instrument.codegen import ProbeText, parse_module
 from flagprism_torch.instrument.plan import make_plan
 from flagprism_torch.instrument.rewrite import HIDDEN, instrument
 from flagprism_torch.ir.module import Module
-from flagprism_torch.records.model import OpEntry, OpTable
+from flagprism_torch.records.model import CheckEntry, OpEntry, Operand, OpTable
 
 _TABLE_FILE = "flagprism.json"
 _lock = threading.RLock()  # backward kernels are launched, and compiled, from autograd's threads
@@ -269,5 +269,15 @@ def _load_table(store: Any) -> OpTable | None:
     if not path:
         return None
     data = json.loads(Path(path).read_text())
-    ops = tuple(OpEntry(**{**op, "shape": tuple(op["shape"])}) for op in data["ops"])
-    return OpTable(data["kernel"], data["file"], data["line"], ops, data["left_out"])
+    ops = tuple(OpEntry(**_fields(op)) for op in data.pop("ops"))
+    checks = tuple(
+        CheckEntry(**_fields(check), operands=tuple(Operand(**o) for o in check.pop("operands")))
+        for check in data.pop("checks")
+    )
+    return OpTable(**data, ops=ops, checks=checks)
+
+
+def _fields(data: dict[str, Any]) -> dict[str, Any]:
+    """Fields of an entry as they were before JSON made lists of its tuples."""
+    plain = {name: value for name, value in data.items() if name != "operands"}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}

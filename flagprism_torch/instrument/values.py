@@ -23,9 +23,10 @@ the power of two that brings the largest near 1. Sums within a program are float
 them per thread, so registers count), across threads of a loop nest and across programs float64.
 
 Note [Non-finite lanes]
-They are rare, so their kinds and the first place are only computed in a branch that a program takes
-if an execution has some; in a loop that branch merges into memory. Records are zero when a launch
-starts (the fold leaves them so), which also makes a statement that never runs an empty record.
+They are rare, so their kinds, the first place and the births (instrument.births) are only computed
+in a branch that a program takes if an execution has some among the lanes that are needed; in a loop
+that branch merges into memory. Records are zero when a launch starts (the fold leaves them so),
+which also makes a statement that never runs an empty record.
 
 A record is a vector of 12 int64 (records.layout): executions, live, nan, posinf, neginf, zero,
 min_key, max_key, sum, sumsq, first, scale.
@@ -142,6 +143,11 @@ def _high(a, b):
 
 
 @triton.jit
+def _or(a, b):
+    return a | b
+
+
+@triton.jit
 def lane_index(x):
     """Row-major lane index, int32, shape of x."""
     if len(x.shape) == 1:
@@ -193,22 +199,52 @@ def as_float(x):
 
 
 @triton.jit
-def float_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr, HALF: tl.constexpr):
-    """Per-thread partials of one execution, each [T]: counts (int, non-finite live lanes in the low
-    HALF bits, zeros above), and over finite live lanes low, high (NaN for none), total, squares
-    (fp32, or fp64 for fp64 values)."""
+def float_partials(x, mask, watched, others, MASKED: tl.constexpr, WATCHED: tl.constexpr,
+                   OTHERS: tl.constexpr, T: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
+    """Per-thread partials of one execution, each [T]: counts (int: suspicious lanes in the low HALF
+    bits, zeros above), and over finite live lanes low, high (NaN for none), total, squares (fp32,
+    or fp64 for fp64 values).
+
+    Suspicious (Note [Non-finite lanes]) are non-finite lanes among the live ones, or among
+    `watched` if WATCHED is 1, or all if it is 2; and those where `others` (`suspects`) says so.
+    """
     v = as_float(x)
     finite = tl.abs(v) < INF
     one = tl.full([], 1, tl.int32 if HALF == 16 else tl.int64)
-    counts = tl.where(finite, tl.where(v == 0, one << HALF, one - 1), one)
+    bad = finite == 0
+    if OTHERS:
+        bad = bad | (others != 0)
+    if WATCHED == 1:
+        bad = bad & watched
     if MASKED:
-        counts = tl.where(mask, counts, one - 1)
+        if WATCHED == 0:
+            bad = bad & mask
         finite = finite & mask
+    counts = tl.where(bad, one, one - 1) | tl.where(finite & (v == 0), one << HALF, one - 1)
     known = per_thread(tl.where(finite, v, float("nan")), T)
     counts, low, high = tl.reduce((per_thread(counts, T), known, known), 1, _merge_lanes)
     value = tl.where(known == known, known, 0)
     total, squares = tl.reduce((value, value * value), 1, _merge_sums)
     return counts, low, high, total, squares
+
+
+@triton.jit
+def suspects(others, x):
+    """`others` (float32, shape of x, 0 where nothing is suspicious), not 0 also where x is NaN or
+    infinite."""
+    v = x.to(tl.float32)
+    return others + (v - v)
+
+
+@triton.jit
+def is_suspicious(x, others, watched, WATCHED: tl.constexpr, OTHERS: tl.constexpr, T: tl.constexpr):
+    """Whether a watched lane of x is non-finite or suspicious in `others`, i1."""
+    bad = (tl.abs(as_float(x)) < INF) == 0
+    if OTHERS:
+        bad = bad | (others != 0)
+    if WATCHED == 1:
+        bad = bad & watched
+    return tl.reduce(tl.reduce(per_thread(bad.to(tl.int32), T), 1, _or), 0, _or) != 0
 
 
 @triton.jit
@@ -297,21 +333,24 @@ def _put_float(base, op, MODE: tl.constexpr, executions, live, zero, low, high, 
 @triton.jit
 def record_bad(x, mask, iteration, base, program, op, MODE: tl.constexpr, MASKED: tl.constexpr,
                T: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
-    """The non-finite part of one execution's record."""
+    """The non-finite part of one execution's record; nothing if it has no such live lane."""
     bad = bad_partials(x, mask, MASKED, T)
     nan, posinf, neginf, lane = tl.reduce(bad, 0, _merge_bad)
-    limit = (1 << (35 - LANE_BITS)) - 1
-    place = (tl.minimum(iteration, limit) << LANE_BITS) | lane.to(tl.int64)
-    write_bad(base, op, MODE, nan.to(tl.int64), posinf.to(tl.int64), neginf.to(tl.int64), place,
-              program)  # fmt: skip
+    if lane != NO_LANE:
+        limit = (1 << (35 - LANE_BITS)) - 1
+        place = (tl.minimum(iteration, limit) << LANE_BITS) | lane.to(tl.int64)
+        write_bad(base, op, MODE, nan.to(tl.int64), posinf.to(tl.int64), neginf.to(tl.int64), place,
+                  program)  # fmt: skip
 
 
 @triton.jit
-def float_record(x, mask, live, iteration, base, program, op, MODE: tl.constexpr,
-                 MASKED: tl.constexpr, T: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
-    """Record of one execution. live: int64 live lanes; iteration: how often it ran before."""
+def float_record(x, mask, watched, others, live, iteration, base, program, op, MODE: tl.constexpr,
+                 MASKED: tl.constexpr, WATCHED: tl.constexpr, OTHERS: tl.constexpr,
+                 T: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
+    """Record of one execution; returns whether a lane was suspicious (`float_partials`), i1.
+    live: int64 live lanes; iteration: how often it ran before."""
     HALF: tl.constexpr = 16 if x.numel < 32768 else 32
-    partials = float_partials(x, mask, MASKED, T, HALF)
+    partials = float_partials(x, mask, watched, others, MASKED, WATCHED, OTHERS, T, HALF)
     counts, low, high, total32, squares32 = tl.reduce(partials, 0, _merge_partials)
     total = total32.to(tl.float64)
     squares = squares32.to(tl.float64)
@@ -319,22 +358,21 @@ def float_record(x, mask, live, iteration, base, program, op, MODE: tl.constexpr
         total, squares = scaled_sums(x, mask, MASKED, T)
     _put_float(base, op, MODE, tl.full([], 1, tl.int64), live, (counts >> HALF).to(tl.int64), low,
                high, total, squares)  # fmt: skip
-    if (counts & ((1 << HALF) - 1)) != 0:  # Note [Non-finite lanes]
+    suspicious = (counts & ((1 << HALF) - 1)) != 0
+    if suspicious:  # Note [Non-finite lanes]
         record_bad(x, mask, iteration, base, program, op, MODE, MASKED, T, LANE_BITS)
+    return suspicious
 
 
 @triton.jit
-def _or(a, b):
-    return a | b
-
-
-@triton.jit
-def float_accumulate(x, mask, iteration, base, program, op, zero, low, high, total, squares,
-                     MODE: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
-                     LANE_BITS: tl.constexpr):  # fmt: skip
-    """Loop-carried partials after one more execution, all [T]. What is rare goes to memory."""
+def float_accumulate(x, mask, watched, others, iteration, base, program, op, zero, low, high, total,
+                     squares, MODE: tl.constexpr, MASKED: tl.constexpr, WATCHED: tl.constexpr,
+                     OTHERS: tl.constexpr, T: tl.constexpr, LANE_BITS: tl.constexpr):  # fmt: skip
+    """Loop-carried partials after one more execution, all [T], and whether a lane was suspicious,
+    i1. What is rare goes to memory."""
     HALF: tl.constexpr = 16 if x.numel < 32768 else 32
-    counts, lo, hi, t, s = float_partials(x, mask, MASKED, T, HALF)
+    counts, lo, hi, t, s = float_partials(x, mask, watched, others, MASKED, WATCHED, OTHERS, T,
+                                          HALF)  # fmt: skip
     bad = (counts & ((1 << HALF) - 1)) != 0
     odd = is_odd(x, lo, hi)
     flags = tl.reduce(bad.to(tl.int32) | (odd.to(tl.int32) << 1), 0, _or)
@@ -347,7 +385,8 @@ def float_accumulate(x, mask, iteration, base, program, op, zero, low, high, tot
         _sum(record, 9, s64, MODE)
     keep = (flags & 2) == 0
     return (zero + (counts >> HALF).to(tl.int32), tl.minimum(low, lo), tl.maximum(high, hi),
-            total + tl.where(keep, t, 0), squares + tl.where(keep, s, 0))  # fmt: skip
+            total + tl.where(keep, t, 0), squares + tl.where(keep, s, 0),
+            (flags & 1) != 0)  # fmt: skip
 
 
 @triton.jit
@@ -437,29 +476,3 @@ def int_total(zero, low, high, total, squares, live, executions, base, op, MODE:
 def mask_any(mask, AXIS: tl.constexpr):
     """Where any lane along AXIS is valid, i1."""
     return tl.reduce(mask.to(tl.int32), AXIS, _high) != 0
-
-
-@triton.jit
-def histogram(x, mask, records, program, block, BLOCKS: tl.constexpr, SHARDS: tl.constexpr,
-              MASKED: tl.constexpr):  # fmt: skip
-    """Count finite non-zero live lanes per signed binade (records.layout, HIST_*)."""
-    if x.dtype == tl.float64:
-        v = x
-        exponent = (((x.to(tl.int64, bitcast=True) >> 52) & 2047) - 1023).to(tl.int32)
-    else:
-        v = x.to(tl.float32)
-        exponent = ((v.to(tl.int32, bitcast=True) >> 23) & 255) - 127
-    magnitude = tl.minimum(tl.maximum(exponent, -24), 7) + 24
-    bucket = tl.where(v < 0, 31 - magnitude, 32 + magnitude)
-    keep = (tl.abs(v) < INF) & (v != 0)
-    if MASKED:
-        keep = keep & mask
-    bins = tl.arange(0, 64)
-    if x.numel == 1:
-        here = tl.broadcast_to(tl.reshape(bucket, [1]), [64]) == bins
-        counts = (here & tl.broadcast_to(tl.reshape(keep, [1]), [64])).to(tl.int32)
-    else:
-        counts = tl.histogram(tl.reshape(bucket, [x.numel]), 64, mask=tl.reshape(keep, [x.numel]))
-    shard = (program % SHARDS).to(tl.int32)
-    at = records.to(tl.pointer_type(tl.int64)) + (shard * BLOCKS + block) * 64 + bins
-    tl.atomic_add(at, counts.to(tl.int64), mask=counts > 0, sem="relaxed")

@@ -1,30 +1,42 @@
-"""Valid lanes: which lanes of a value were computed without a masked-off load lane.
+"""Descriptions of lanes: an algebra of masks, simplified as it is built.
 
-The analysis only describes masks; `instrument.rewrite` turns a description into operations where a
-probe needs it. A description is one of
+A description is `ALL`, `NONE`, `UNKNOWN` or a `Mask`, an expression over values of the module. It
+only describes; `instrument.mask_text` turns it into operations. Equal sets of lanes should have
+equal descriptions, so that probes can share them. Therefore:
 
-* `ALL`: every lane is valid;
-* `UNKNOWN`: not derivable, the probe counts all lanes and the row says so;
-* `Mask(kind, arguments)`: an expression over i1 values of the module. All its leaves dominate the
-  value, because a description never leaves the region that its leaves live in.
+* `not` stands at leaves only, and shape operations inside of `and`, `or` and `not`;
+* the parts of `and` and `or` are ordered by their place in the text, none implies another, and
+  what is decided by another part is left out (`x or (not x and y)` is `x or y`).
+
+`ALL`, `NONE` and `UNKNOWN` fit values of every shape; other descriptions have the shape of their
+type, where () stands for scalars.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flagprism_torch.ir.module import Block, Function, Op, Value
-from flagprism_torch.ir.types import Type, tensor_type
+from flagprism_torch.ir.module import Value
+from flagprism_torch.ir.types import Type, parse_type, tensor_type
 
 
 @dataclass(frozen=True)
 class Mask:
     """`kind` and arguments:
 
-    value (Value) | and (Mask, Mask) | select (Value, Mask, Mask) | any (Mask, axis)
-    | op (Mask, head, attributes): a shape operation applied to the mask.
+    all | none | unknown
+    value (Value): an i1 value
+    within (index Value, extent Value): where 0 <= index < extent; a scalar index counts up by lane
+    and (Mask, ...) | or (Mask, ...) | not (Mask)
+    any (Mask, axis): whether any lane along the axis is in; the axis is gone
+    reverse_any (Mask, axis, reverse): whether the lane or a later one along the axis is in, with
+        `reverse` an earlier one: what a scan, or a reversed scan, takes from each lane
+    op (Mask, name, attributes): a shape operation applied to the mask
+    join (Mask, Mask) | half (Mask, 0 or 1): two tiles as one, and back, as tt.join and tt.split do
+    gather (Mask, index Value, axis): as tt.gather does
     """
 
     kind: str
@@ -32,239 +44,316 @@ class Mask:
     arguments: tuple[Any, ...] = ()
 
 
-ALL = Mask("all", tensor_type((), "i1"))
-UNKNOWN = Mask("unknown", tensor_type((), "i1"))
+ALL = Mask("all", parse_type("i1"))
+NONE = Mask("none", parse_type("i1"))
+UNKNOWN = Mask("unknown", parse_type("i1"))
+CONSTANTS = (ALL, NONE, UNKNOWN)
 
-_ELEMENTWISE = re.compile(
-    r"^(arith|math)\.(?!constant|select)|^tt\.(fp_to_fp|extern_elementwise|bitcast|clampf|precise_\w+|"
-    r"mulhiui|addptr|int_to_ptr|ptr_to_int|elementwise_inline_asm|map_elementwise)$"
-)
-_CONSTANT_SHAPES = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape")
-_MASK_OPERAND = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
+_CONSTANT_SHAPES = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans")
+
+
+def i1(dims: tuple[int, ...]) -> Type:
+    """The type of a mask; () for a scalar."""
+    return tensor_type(dims, "i1") if dims else parse_type("i1")
+
+
+# -- leaves
 
 
 def leaf(value: Value) -> Mask:
+    """The lanes where an i1 value is true."""
+    truth = _constant_truth(value)
+    if truth is not None:
+        return ALL if truth else NONE
+    op = value.op
+    if op is not None and op.name == "arith.xori":
+        for this, other in (op.operands, op.operands[::-1]):
+            if _constant_truth(this):
+                return negated(leaf(other))
     return Mask("value", value.type, (value,))
 
 
-def both(left: Mask, right: Mask) -> Mask:
-    """Lanes valid in both descriptions."""
-    if left is UNKNOWN or right is UNKNOWN:
-        return UNKNOWN
-    if left is ALL or left == right:
-        return right
-    if right is ALL:
-        return left
-    if left.type.dims != right.type.dims:
-        return UNKNOWN
-    return Mask("and", left.type, (left, right))
+def within(index: Value, extent: Value, lanes: int) -> Mask:
+    """The lanes [lanes] where 0 <= index < extent; a scalar index counts up by lane."""
+    return Mask("within", i1((lanes,)), (index, extent))
 
 
 def is_constant(value: Value) -> bool:
     """Whether a value is a constant, possibly splat or broadcast."""
+    return _constant_head(value) is not None
+
+
+def _constant_head(value: Value) -> str | None:
     op = value.op
     while op is not None and op.name in _CONSTANT_SHAPES:
         op = op.operands[0].op
-    return op is not None and op.name == "arith.constant"
+    return op.head if op is not None and op.name == "arith.constant" else None
 
 
-def _is_uniform(value: Value) -> bool:
-    """Whether a tile repeats one scalar."""
-    op = value.op
-    while op is not None and op.name in ("tt.broadcast", "tt.expand_dims", "tt.reshape"):
-        op = op.operands[0].op
-    return op is not None and op.name == "tt.splat"
+def _constant_truth(value: Value) -> bool | None:
+    """What an i1 constant is in all lanes; None for mixed constants and other values."""
+    found = re.search(r"^(?:dense<)?(true|false)>?$", (_constant_head(value) or "").strip())
+    return found.group(1) == "true" if found else None
 
 
-def _conjuncts(value: Value) -> set[int]:
-    """Identities of the i1 values whose conjunction `value` is."""
-    if value.op is not None and value.op.name == "arith.andi":
-        return {id(value)}.union(*(_conjuncts(v) for v in value.op.operands))
-    return {id(value)}
+def leaves(mask: Mask) -> Iterator[Value]:
+    """The values that a description is made of, scalars of `within` and indices included."""
+    for argument in mask.arguments:
+        if isinstance(argument, Value):
+            yield argument
+        elif isinstance(argument, Mask):
+            yield from leaves(argument)
 
 
-def _leaves(value: Value) -> set[int]:
-    if value.op is not None and value.op.name == "arith.andi":
-        return set().union(*(_leaves(v) for v in value.op.operands))
-    return {id(value)}
+def size(mask: Mask) -> int:
+    """Number of nodes."""
+    return 1 + sum(size(part) for part in mask.arguments if isinstance(part, Mask))
 
 
-def _implies(condition: Value, mask: Mask) -> bool:
-    """Whether the mask is surely true wherever the condition is true."""
-    if mask is ALL:
+# -- and, or, not
+
+
+def both(left: Mask, right: Mask) -> Mask:
+    """Lanes in both descriptions; UNKNOWN if one is and the other does not decide."""
+    return merged("and", left, right)
+
+
+def either(left: Mask, right: Mask) -> Mask:
+    """Lanes in at least one description; UNKNOWN if one is and the other does not decide."""
+    return merged("or", left, right)
+
+
+def negated(mask: Mask) -> Mask:
+    """Lanes not in the description."""
+    if mask in CONSTANTS:
+        return {ALL: NONE, NONE: ALL, UNKNOWN: UNKNOWN}[mask]
+    if mask.kind == "not":
+        inner: Mask = mask.arguments[0]
+        return inner
+    if mask.kind in ("and", "or"):
+        result = negated(mask.arguments[0])
+        for part in mask.arguments[1:]:
+            result = merged("or" if mask.kind == "and" else "and", result, negated(part))
+        return result
+    if mask.kind == "op":
+        inner, name, attributes = mask.arguments
+        return Mask("op", mask.type, (negated(inner), name, attributes))
+    if mask.kind == "half":
+        return Mask("half", mask.type, (negated(mask.arguments[0]), mask.arguments[1]))
+    return Mask("not", mask.type, (mask,))
+
+
+def chosen(condition: Mask, yes: Mask, no: Mask) -> Mask:
+    """`yes` in the lanes of the condition, `no` elsewhere."""
+    if yes == no:
+        return yes
+    return either(both(condition, yes), both(negated(condition), no))
+
+
+def merged(kind: str, left: Mask, right: Mask) -> Mask:
+    """The conjunction (`kind` "and") or disjunction ("or") of two descriptions."""
+    neutral, absorbing = (ALL, NONE) if kind == "and" else (NONE, ALL)
+    if absorbing in (left, right):
+        return absorbing
+    if UNKNOWN in (left, right):
+        return UNKNOWN
+    if neutral in (left, right):
+        return right if left is neutral else left
+    if left.type.dims != right.type.dims:
+        return UNKNOWN
+    parts = list(dict.fromkeys((*_parts(kind, left), *_parts(kind, right))))
+    while True:
+        reduced = _reduced(kind, parts)
+        if absorbing in reduced:
+            return absorbing
+        if set(reduced) == set(parts):
+            break
+        parts = reduced
+    return _joined(kind, parts)
+
+
+def _parts(kind: str, mask: Mask) -> tuple[Mask, ...]:
+    return mask.arguments if mask.kind == kind else (mask,)
+
+
+def _joined(kind: str, parts: list[Mask]) -> Mask:
+    if not parts:
+        return ALL if kind == "and" else NONE
+    if len(parts) == 1:
+        return parts[0]
+    return Mask(kind, parts[0].type, tuple(sorted(parts, key=_order)))
+
+
+def _rank(mask: Mask) -> tuple[int, str]:
+    return size(mask), _order(mask)
+
+
+def _order(mask: Mask) -> str:
+    """Place in the text, simple parts first."""
+    shown = []
+    for argument in mask.arguments:
+        if isinstance(argument, Value):
+            line = argument.op.line if argument.op else argument.block.line if argument.block else 0
+            shown.append(f"{line:07}{argument.name}")
+        else:
+            shown.append(_order(argument) if isinstance(argument, Mask) else str(argument))
+    text = ",".join(shown)
+    return text if mask.kind == "value" else f"{mask.kind}({text})"
+
+
+def _reduced(kind: str, parts: list[Mask]) -> list[Mask]:
+    """One round of simplification; [absorbing] where the parts exclude each other."""
+    absorbing = NONE if kind == "and" else ALL
+    dual = "or" if kind == "and" else "and"
+    kept: list[Mask] = []
+    for part in sorted(parts, key=_rank):  # of two that say the same, the shorter one stays
+        if any(_absorbs(kind, other, part) for other in kept):
+            continue
+        kept = [other for other in kept if not _absorbs(kind, part, other)]
+        kept.append(part)
+    opposites = [negated(part) for part in kept]
+    for at, part in enumerate(kept):
+        if any(_absorbs(kind, part, other) for other in opposites):
+            return [absorbing]
+        if part.kind == dual:
+            # x or (not x and y) is x or y; a member that another part implies likewise
+            left = [
+                member
+                for member in part.arguments
+                if not any(
+                    other is not part and _absorbs(dual, opposite, member)
+                    for other, opposite in zip(kept, opposites, strict=True)
+                )
+            ]
+            if len(left) < len(part.arguments):
+                kept[at] = _joined(dual, left)
+                return _flat(kind, kept)
+    for at, part in enumerate(kept):
+        for later in range(at + 1, len(kept)):
+            common = _complements(dual, part, kept[later])
+            if common is not None:
+                return _flat(kind, [*kept[:at], common, *kept[at + 1 : later], *kept[later + 1 :]])
+    return kept
+
+
+def _flat(kind: str, parts: list[Mask]) -> list[Mask]:
+    return list(dict.fromkeys(piece for part in parts for piece in _parts(kind, part)))
+
+
+def _absorbs(kind: str, strong: Mask, weak: Mask) -> bool:
+    """Whether `weak` adds nothing to `strong` in a conjunction, or in a disjunction."""
+    return implies(strong, weak) if kind == "and" else implies(weak, strong)
+
+
+def _complements(dual: str, left: Mask, right: Mask) -> Mask | None:
+    """z of (x and z) or (not x and z), and its dual."""
+    if left.kind != dual or right.kind != dual:
+        return None
+    common = [part for part in left.arguments if part in right.arguments]
+    rest = [
+        _joined(dual, [part for part in mask.arguments if part not in common])
+        for mask in (left, right)
+    ]
+    if common and rest[0] == negated(rest[1]):
+        return _joined(dual, common)
+    return None
+
+
+# -- implication
+
+
+def implies(strong: Mask, weak: Mask) -> bool:
+    """Whether every lane of `strong` is surely one of `weak`. False means: not seen to."""
+    if strong == weak or strong is NONE or weak is ALL:
         return True
-    if mask.kind == "and":
-        return all(_implies(condition, part) for part in mask.arguments)
-    return mask.kind == "value" and id(mask.arguments[0]) in _conjuncts(condition)
+    if UNKNOWN in (strong, weak) or ALL is strong or NONE is weak:
+        return False
+    if strong.kind == "or":
+        return all(implies(part, weak) for part in strong.arguments)
+    if weak.kind == "and":
+        return all(implies(strong, part) for part in weak.arguments)
+    if strong.kind == "and" and any(implies(part, weak) for part in strong.arguments):
+        return True
+    if weak.kind == "or":
+        return any(implies(strong, part) for part in weak.arguments)
+    if weak.kind == "value" and _made_of(strong, weak.arguments[0]):
+        return True
+    if strong.kind == "value":
+        if _holds(strong.arguments[0], weak):
+            return True
+    elif weak.kind == "not" and strong.kind in ("not", "op", "half"):
+        return implies(weak.arguments[0], negated(strong))
+    elif (
+        strong.kind == weak.kind
+        and strong.kind in ("op", "any", "reverse_any", "half", "gather")
+        and strong.arguments[1:] == weak.arguments[1:]
+        and strong.type == weak.type
+    ):
+        return implies(strong.arguments[0], weak.arguments[0])
+    if weak.kind == "reverse_any":
+        return implies(strong, weak.arguments[0])
+    source = _spread_any(weak)
+    return source is not None and implies(strong, source)
 
 
 def implied_by(condition: Value, mask: Mask) -> bool:
     """Whether the condition is surely true wherever the mask is."""
-    if mask.kind == "and":
-        return any(implied_by(condition, part) for part in mask.arguments)
-    return mask.kind == "value" and _leaves(condition) <= _conjuncts(mask.arguments[0])
+    return implies(mask, leaf(condition))
 
 
-class ValidLanes:
-    """Descriptions for every value of a kernel's entry function."""
-
-    def __init__(self, function: Function) -> None:
-        self._masks: dict[int, Mask] = {}
-        self._access: set[int] = set()  # i1 values whose conjunctions mask loads, stores, atomics
-        for op in function.walk():
-            position = _MASK_OPERAND.get(op.name)
-            if position is not None and len(op.operands) > position:
-                self._access |= _conjuncts(op.operands[position])
-        for block in function.blocks[1:]:
-            for argument in block.arguments:
-                self._masks[id(argument)] = UNKNOWN
-        for block in function.blocks:
-            self._block(block)
-
-    def of(self, value: Value) -> Mask:
-        """Valid lanes of a value; values without tensor operands are valid everywhere."""
-        return self._masks.get(id(value), ALL)
-
-    def _block(self, block: Block) -> None:
-        for op in block.ops:
-            if op.name == "scf.for":
-                self._loop(op)
-            elif op.name == "scf.while":
-                self._all_unknown(op)
-            elif op.name == "scf.if":
-                self._branch(op)
-            else:
-                for value in op.results:
-                    mask = self._result(op, value)
-                    if mask is not ALL:
-                        self._masks[id(value)] = mask
-
-    def _all_unknown(self, op: Op) -> None:
-        for region in op.regions:
-            for block in region:
-                for argument in block.arguments:
-                    self._masks[id(argument)] = UNKNOWN
-                self._block(block)
-        for value in op.results:
-            self._masks[id(value)] = UNKNOWN
-
-    def _loop(self, op: Op) -> None:
-        """Loop-carried values are valid everywhere if they start and stay so, else unknown."""
-        body = op.regions[0][0]
-        initial, carried = op.operands[3:], body.arguments[1:]
-        state = [ALL if self.of(value) is ALL else UNKNOWN for value in initial]
-        while True:
-            for argument, mask in zip(carried, state, strict=True):
-                self._masks[id(argument)] = mask
-            self._block(body)
-            yielded = body.ops[-1].operands if body.ops else []
-            settled = [
-                mask if mask is UNKNOWN or self.of(value) is ALL else UNKNOWN
-                for mask, value in zip(state, yielded, strict=False)
-            ]
-            if settled == state:
-                break
-            state = settled
-        for value, mask in zip(op.results, state, strict=True):
-            self._masks[id(value)] = mask
-
-    def _branch(self, op: Op) -> None:
-        for region in op.regions:
-            for block in region:
-                self._block(block)
-        for index, value in enumerate(op.results):
-            sides = [region[-1].ops[-1].operands[index] for region in op.regions]
-            if not all(self.of(side) is ALL for side in sides):
-                self._masks[id(value)] = UNKNOWN
-
-    def _result(self, op: Op, value: Value) -> Mask:
-        name, operands = op.name, op.operands
-        if name in ("arith.constant", "tt.splat", "tt.make_range"):
-            return ALL
-        if name == "tt.load" or name == "tt.atomic_rmw":
-            position = 1 if name == "tt.load" else 2
-            own = leaf(operands[position]) if len(operands) > position else ALL
-            if own is not ALL and is_constant(operands[position]):
-                own = ALL
-            pointer = self.of(operands[0])
-            return both(own, pointer)
-        if name == "tt.atomic_cas":  # has no mask, and its result is what memory held
-            return self.of(operands[0])
-        if "descriptor_" in name:  # lanes outside the tensor are filled, and nothing says which
-            return UNKNOWN
-        if not value.type.is_tensor:  # also a sum of all lanes: the program has one value to use
-            return ALL
-        masks = [self.of(v) for v in operands]
-        if name == "arith.select":
-            return self._select(op, masks)
-        if _ELEMENTWISE.match(name):
-            result = ALL
-            for mask in masks:
-                result = both(result, mask)
-            return result
-        if name in ("tt.expand_dims", "tt.broadcast", "tt.reshape", "tt.trans"):
-            mask = masks[0]
-            if mask in (ALL, UNKNOWN) or "allow_reorder" in op.head:
-                return ALL if mask is ALL else UNKNOWN
-            return Mask("op", value.type.like("i1"), (mask, name, _attributes(op.head)))
-        if name == "tt.reduce":
-            axis = op.int_attr("axis")
-            combined = ALL
-            for mask in masks:
-                combined = both(combined, mask)
-            if combined in (ALL, UNKNOWN):
-                return combined
-            body = op.regions[0][0].ops
-            if axis is None or any(inner.name == "arith.xori" for inner in body):
-                return UNKNOWN  # tl.flip and tl.sort exchange lanes by exclusive or
-            return Mask("any", value.type.like("i1"), (combined, axis))
-        if name == "tt.scan":
-            combined = ALL
-            for mask in masks:
-                combined = both(combined, mask)
-            return combined
-        if name in ("tt.dot", "tt.dot_scaled"):
-            return self._dot(op, masks)
-        return ALL if all(mask is ALL for mask in masks) else UNKNOWN
-
-    def _select(self, op: Op, masks: list[Mask]) -> Mask:
-        condition, yes, no = op.operands
-        if is_constant(yes):
-            return masks[2]
-        if is_constant(no):
-            if id(condition) in self._access and _is_uniform(yes):
-                # Inductor's `where(xmask, scalar, 0.0)`: the tile has no more lanes than xmask
-                return both(masks[1], leaf(condition))
-            return masks[1]
-        if masks[1] == masks[2]:
-            return masks[1]
-        if UNKNOWN in masks[1:] or not condition.type.is_tensor:
-            return UNKNOWN
-        if masks[2] is ALL and _implies(condition, masks[1]):
-            return ALL
-        return Mask("select", condition.type, (condition, masks[1], masks[2]))
-
-    def _dot(self, op: Op, masks: list[Mask]) -> Mask:
-        """A product is valid where its row and its column have a valid element, and its addend."""
-        left, right, addend = masks[:3]
-        if UNKNOWN in (left, right, addend) or op.name == "tt.dot_scaled":
-            return UNKNOWN
-        shape = op.results[0].type.dims
-        result = addend
-        for mask, axis in ((left, len(shape) - 1), (right, len(shape) - 2)):
-            if mask is ALL:
-                continue
-            dims = mask.type.dims
-            kept = tensor_type(dims[:axis] + dims[axis + 1 :], "i1")
-            line = Mask("any", kept, (mask, axis))
-            column = tensor_type((*dims[:axis], 1, *dims[axis + 1 :]), "i1")
-            spread = Mask("op", column, (line, "tt.expand_dims", f"{{axis = {axis} : i32}}"))
-            full = Mask("op", tensor_type(shape, "i1"), (spread, "tt.broadcast", ""))
-            result = both(result, full)
-        return result
+def conjuncts(value: Value) -> list[Value]:
+    """The i1 values whose conjunction `value` is, itself included."""
+    if value.op is not None and value.op.name == "arith.andi":
+        return [value, *(part for v in value.op.operands for part in conjuncts(v))]
+    return [value]
 
 
-def _attributes(head: str) -> str:
-    """The `{...}` part of an operation's head, without inherent ones that follow in `<{...}>`."""
+def _made_of(strong: Mask, value: Value) -> bool:
+    """Whether all conjuncts of a value follow from the description."""
+    if value.op is None or value.op.name != "arith.andi":
+        return False
+    return all(implies(strong, leaf(part)) for part in value.op.operands)
+
+
+def _holds(value: Value, weak: Mask) -> bool:
+    """Whether a conjunct of the i1 value is, or repeats, the description."""
+    for part in conjuncts(value):
+        if part is not value and leaf(part) == weak:
+            return True
+        op = part.op
+        if op is None or weak.kind != "op" or weak.type != part.type:
+            continue
+        source, name, attributes = weak.arguments
+        own = attributes_of(op.head) if name in ("tt.expand_dims", "tt.trans") else ""
+        if (op.name, own) == (name, attributes) and leaf(op.operands[0]) == source:
+            return True
+    return False
+
+
+def _spread_any(mask: Mask) -> Mask | None:
+    """m, if the description is `any` of m along an axis, spread along that axis again."""
+    if mask.kind != "op" or mask.arguments[1] != "tt.broadcast":
+        return None
+    inner = mask.arguments[0]
+    if inner.kind != "op" or inner.arguments[1] != "tt.expand_dims":
+        return None
+    line = inner.arguments[0]
+    if line.kind != "any" or inner.arguments[2] != axis_attribute(line.arguments[1]):
+        return None
+    source: Mask = line.arguments[0]
+    if source.type.dims == mask.type.dims:
+        return source
+    return Mask("op", mask.type, (source, "tt.broadcast", ""))
+
+
+# -- attributes
+
+
+def attributes_of(head: str) -> str:
+    """The `{...}` part of an operation's head."""
     match = re.search(r"\{.*\}", head)
     return match.group(0) if match else ""
+
+
+def axis_attribute(axis: int) -> str:
+    return f"{{axis = {axis} : i32}}"

@@ -10,6 +10,7 @@ and "Topologically Sorted Source Nodes: [...], Original ATen: [...]" (torch/_ind
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import re
 import sys
@@ -31,7 +32,7 @@ _LAUNCH = re.compile(r"^\s*(\w+)\.run\(")
 _EXTERN = re.compile(r"\b(?:extern_kernels\.\w+|torch\.ops\.\w+\.\w+(?:\.\w+)?)\(")
 _COMMENT = re.compile(r"# Topologically Sorted Source Nodes: \[.*?\], Original ATen: \[(.*)\]")
 _AOT = re.compile(r"^# AOT ID: \['[^']*_(forward|backward|inference)'\]")
-_VARIABLE = re.compile(r"^_?(tmp\d+)")
+_VARIABLE = re.compile(r"_?(tmp\d+)(?:_|$)")
 
 
 @dataclass
@@ -124,23 +125,71 @@ def resolve(
     return _from_comments(wrapper, lineno, running)
 
 
-def statement_of(
-    origin: Origin, variable: str | None, pointer: str | None = None
-) -> StatementOrigin | None:
-    """Owner of a value of a generated kernel, None if the map has none.
+def owner(
+    origin: Origin,
+    variable: str | None,
+    pointer: str | None = None,
+    statement: str = "",
+) -> StatementOrigin:
+    """Owner of a value of a kernel: that of the statement (`statement_of`), else the launch's.
 
-    `variable`: its name in the kernel text (or in Triton's locations); accumulators (`_tmp7`) and
-    parts (`tmp7_mean`) belong to `tmp7`. `pointer`: for a store, the argument it goes through; it
-    is asked first.
+    What the statement does not know itself is taken from the launch: the phase, and one name for
+    several modules.
     """
-    if pointer is not None and pointer in origin.statements:
-        return origin.statements[pointer]
-    if variable is None:
+    found = statement_of(origin, variable, pointer, statement)
+    if found is None:
+        found = StatementOrigin(
+            module=origin.module,
+            modules=origin.modules,
+            aten=", ".join(origin.aten) or None,
+            model_file=origin.model_file,
+            model_line=origin.model_line,
+        )
+    if found.module == NO_MODULE and found.modules:
+        found = replace(found, module=common_prefix(list(found.modules)) or NO_MODULE)
+    return found if found.phase != "none" else replace(found, phase=origin.phase)
+
+
+def statement_of(
+    origin: Origin, variable: str | None, pointer: str | None = None, statement: str = ""
+) -> StatementOrigin | None:
+    """Owner of a value of a generated kernel as it was recorded, None if the map has none.
+
+    Args:
+        variable: the value's name in the kernel text (or in Triton's locations); accumulators
+            (`_tmp7`), parts (`tmp7_mean`) and workspaces (`tmp7_ws`) belong to `tmp7`.
+        pointer: for a store or an atomic, the argument it goes through; it is asked first.
+        statement: source text, asked last: the variable that it assigns, or that it stores.
+    """
+    for name in (pointer, variable):
+        found = _known(origin, name)
+        if found is not None:
+            return found
+    if not origin.statements:
         return None
-    if variable in origin.statements:
-        return origin.statements[variable]
-    part = _VARIABLE.match(variable)
-    return origin.statements.get(part[1]) if part else None
+    return _known(origin, _variable_in(statement)) or origin.statements.get(markers.REST)
+
+
+def _known(origin: Origin, name: str | None) -> StatementOrigin | None:
+    if name is None:
+        return None
+    part = _VARIABLE.match(name)
+    return origin.statements.get(name) or origin.statements.get(part[1] if part else "")
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _variable_in(statement: str) -> str | None:
+    try:
+        (line,) = ast.parse(statement.strip()).body
+    except (SyntaxError, ValueError):
+        return None  # no whole statement
+    value: ast.AST | None = None
+    if isinstance(line, ast.Assign):
+        value = line.targets[0]
+    elif isinstance(line, ast.Expr) and isinstance(line.value, ast.Call):
+        value = line.value.args[1] if len(line.value.args) > 1 else None
+    names = [n.id for n in ast.walk(value) if isinstance(n, ast.Name)] if value else []
+    return next((name for name in names if _VARIABLE.match(name)), None)
 
 
 def extern_calls(filename: str) -> Counter[str]:
@@ -282,6 +331,7 @@ def _origin(marker: markers.Marker, names: ModuleNames | None, running: Running 
         model_line=line.line if line else None,
         source="stale" if reader.stale else "recorded",
         statements=MappingProxyType(statements),
+        inputs=MappingProxyType({} if reader.stale else marker.inputs),  # may be renamed
     )
 
 
@@ -303,7 +353,7 @@ class _Reader:
         self.own = marker.token == markers.PROCESS_TOKEN
         self.ids_valid = names is not None and self.own
         self.checksums = marker.checksums
-        self.lines: dict[tuple[str, int], bool] = {}
+        self.lines: dict[tuple[str, int], int | None] = {}  # where they are now
         self.stale = False  # something no longer matched (markers, Note [Stale markers])
         root = marker.root
         if (
@@ -316,20 +366,27 @@ class _Reader:
         self.known: dict[markers.ModuleRef, _Place | None] = {}
 
     def checked(self, owner: markers.Owner) -> markers.Owner:
-        """The owner, without a place in the source that does not hold any more."""
+        """The owner, with its place in the source as it is now, None if that cannot be told."""
         if self.own or owner.file is None or owner.line is None:
             return owner
         at = (owner.file, owner.line)
         if at not in self.lines:
-            linecache.checkcache(owner.file)
-            wanted = self.checksums.get(at, 0)
-            self.lines[at] = (
-                wanted != 0 and _is_loaded(owner.file) and markers.checksum(*at) == wanted
-            )
-        if self.lines[at]:
-            return owner
-        self.stale = True
-        return replace(owner, file=None, line=None)
+            self.lines[at] = self._line_now(*at)
+        line = self.lines[at]
+        if line is None:
+            self.stale = True
+        return replace(owner, file=None if line is None else owner.file, line=line)
+
+    def _line_now(self, file: str, line: int) -> int | None:
+        """markers, Note [Stale markers]."""
+        wanted = self.checksums.get((file, line))
+        if wanted is None or not _is_loaded(file):
+            return None
+        linecache.checkcache(file)
+        found = markers.lines_of(file).get(wanted.value, [])
+        if line in found:
+            return line
+        return found[0] if wanted.unique and len(found) == 1 else None
 
     def place(self, owner: markers.Owner) -> _Place | None:
         ref = owner.module

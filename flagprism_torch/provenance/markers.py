@@ -13,7 +13,8 @@ so it travels with the wrapper through every cache of torch.compile. JSON fields
     b  1 in a backward graph          s  pointer argument -> owner
     r  the compiled module            m  modules: [key, fqn, class, class of the root]
     f  files                          a  ATen ops
-    t  checksums of model lines: [file, line, checksum]
+    t  checksums of model lines: [file, line, checksum, 1 if no other line of the file has it]
+    i  pointer argument -> name of the graph input
 
 Entries of f, m, a and n are referred to by index; -1 is none.
 
@@ -21,7 +22,8 @@ Note [Stale markers]
 torch.compile's caches know graphs, not places: after an edit that leaves the graph as it was, the
 cached wrapper still names old lines, files and modules. So what another process wrote is believed
 only as far as it can be checked: a file must be part of this program and its line must read as it
-did, a module name must exist in the model at hand. Otherwise that part is unknown.
+did, a module name must exist in the model at hand. Otherwise that part is unknown. A line that
+moved is found again by its text, if no other line of the file reads so, neither then nor now.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ import os
 import secrets
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from flagprism_torch.records.model import Phase
 
 PREFIX = "# [flagprism] "
 VERSION = 1
+REST = "*"  # the variable that stands for all that have no entry: the body of a template
 _COMPRESS_FROM = 1500  # characters; below that compression saves little and hides the text
 _PHASES: tuple[Phase, ...] = ("none", "forward", "backward", "optimizer")
 
@@ -72,13 +75,21 @@ class Owner:
     phase: Phase = "none"
 
 
+class Checksum(NamedTuple):
+    """Of a model line's text, and whether no other line of its file has the same."""
+
+    value: int
+    unique: bool
+
+
 @dataclass
 class Marker:
     """Provenance of one launch.
 
     `root`: the module whose method was compiled, None for a function. `owners`: in graph order.
     `variables`: the defining owner first, then further owners that share the value after
-    common-subexpression elimination.
+    common-subexpression elimination. `inputs`: pointer argument -> what the program calls the
+    graph input that is passed (`graph_inputs`).
     """
 
     kernel: str
@@ -88,13 +99,24 @@ class Marker:
     owners: list[Owner] = field(default_factory=list)
     variables: dict[str, tuple[Owner, ...]] = field(default_factory=dict)
     stores: dict[str, Owner] = field(default_factory=dict)
-    checksums: dict[tuple[str, int], int] = field(default_factory=dict, compare=False)
+    checksums: dict[tuple[str, int], Checksum] = field(default_factory=dict, compare=False)
+    inputs: dict[str, str] = field(default_factory=dict)
 
 
-def checksum(file: str, line: int) -> int:
-    """Of a source line's text without indentation; 0 if it cannot be read."""
-    text = linecache.getline(file, line).strip()
-    return zlib.crc32(text.encode()) if text else 0
+_read: dict[str, tuple[list[str], dict[int, list[int]]]] = {}  # file -> its lines, what they say
+
+
+def lines_of(file: str) -> dict[int, list[int]]:
+    """Checksum of a line's text without indentation -> numbers of the lines that read so."""
+    lines = linecache.getlines(file)
+    known = _read.get(file)
+    if known is None or known[0] is not lines:  # linecache hands out the same list until it rereads
+        found: dict[int, list[int]] = {}
+        for number, line in enumerate(lines, 1):
+            if text := line.strip():
+                found.setdefault(zlib.crc32(text.encode()), []).append(number)
+        known = _read[file] = (lines, found)
+    return known[1]
 
 
 class _Table:
@@ -144,6 +166,7 @@ def encode(marker: Marker) -> str:
         "x": variables,
         "s": stores,
         "t": _checksums(owners.values(), files),
+        "i": marker.inputs,
     }
     text = json.dumps(record, separators=(",", ":"))  # escapes line breaks and non-ASCII
     if len(text) > _COMPRESS_FROM:
@@ -152,14 +175,14 @@ def encode(marker: Marker) -> str:
 
 
 def _checksums(owners: list[Owner], files: _Table) -> list[list[int]]:
-    """[file, line, checksum] of every line that can be read."""
+    """[file, line, checksum, unique] of every line that can be read."""
     places = dict.fromkeys((owner.file, owner.line) for owner in owners)
-    found = [
-        [files.add(file), line, checksum(file, line)]
-        for file, line in places
-        if file is not None and line is not None
-    ]
-    return [entry for entry in found if entry[2]]
+    found: list[list[int]] = []
+    for file in dict.fromkeys(file for file, _ in places if file is not None):
+        for value, lines in lines_of(file).items():
+            wanted = [line for line in lines if (file, line) in places]
+            found += [[files.add(file), line, value, int(len(lines) == 1)] for line in wanted]
+    return found
 
 
 def decode(line: str) -> Marker | None:
@@ -205,5 +228,10 @@ def _unpack(record: dict[str, Any]) -> Marker:
             for name, numbers in record["x"].items()
         },
         stores={name: owners[i] for name, i in record["s"].items()},
-        checksums={(record["f"][f], line): value for f, line, value in record.get("t", ())},
+        checksums={
+            (record["f"][f], line): Checksum(value, bool(unique))
+            for f, line, value, *more in record.get("t", ())
+            for unique in more or [0]
+        },
+        inputs=dict(record.get("i", {})),
     )

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from flagprism_torch.provenance import tensors
 from flagprism_torch.records.model import Origin, Phase
 
 _NOTED_THREADS = 256  # threads whose notes are kept
@@ -47,12 +48,14 @@ class _Root:
     cls: str
     names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = field(default_factory=dict)
     all_names: set[str] = field(default_factory=set)  # a shared module has several
+    places: dict[str, tensors.Place] = field(default_factory=dict)  # of parameters and buffers
 
     def scan(self) -> None:
         root = self.ref()
         if root is None:
             return
         self.names, self.all_names = {}, set()
+        self.places = tensors.places(root)
         for name, module in root.named_modules(remove_duplicate=False):
             plain = ".".join(part for part in name.split(".") if part != "_orig_mod")
             self.all_names.add(plain)
@@ -141,6 +144,12 @@ class ModuleNames:
         if not roots:
             return None
         return not name or any(name in root.all_names for root in roots)
+
+    def tensor_places(self) -> list[tuple[torch.nn.Module, dict[str, tensors.Place]]]:
+        """The live roots, the given one first, and where their tensors were at the last scan."""
+        with self._lock:
+            found = [(root.ref(), root.places) for root in self._ordered()]
+        return [(module, places) for module, places in found if module is not None]
 
     def discover(self, frame: FrameType | None) -> None:
         """Make the outermost module on the stack of `frame` a known root, if none was given."""

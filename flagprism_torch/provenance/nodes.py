@@ -1,21 +1,24 @@
 """FX node -> owner: module, ATen op, model line and phase, from the metadata of post-grad graphs.
 
 Relied on (torch 2.11 to 2.14): node.meta keys `nn_module_stack` / `fwd_nn_module_stack` (backward
-nodes carry the stack of their forward node), `original_aten`, `stack_trace`, `partitioner_tag`,
-`autograd_backward`; the stack's keys are `str(id(module))` plus "@k" for the k-th further call
-(torch/_dynamo/variables/nn_module.py, `record_nn_module_stack`).
+nodes carry the stack of their forward node), `original_aten`, `stack_trace`, `seq_nr`,
+`partitioner_tag`, `autograd_backward`; the stack's keys are `str(id(module))` plus "@k" for the
+k-th further call (torch/_dynamo/variables/nn_module.py, `record_nn_module_stack`).
 """
 
 from __future__ import annotations
 
+import bisect
 import re
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from flagprism_torch.provenance import graph_inputs
 from flagprism_torch.provenance.markers import ModuleRef, Owner
 from flagprism_torch.records.model import Phase
 
@@ -24,7 +27,9 @@ _BASE = re.compile(r"^[LG]\['[^']*'\]")
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(\w+?)_at_\d+")
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _OPTIM = _TORCH + "optim/"
-_INFER_DEPTH = 4  # how far a node without metadata looks back along its inputs
+_INFER_DEPTH = 4  # how far a node without metadata looks along its inputs or users
+# torch.fx.traceback.GRADIENT_ACC_SPECIAL_STACK
+_SUM_OF_GRADIENTS = "Gradient addition node due to multiple use of tensor"
 
 
 def clean_fqn(text: str) -> str:
@@ -41,10 +46,12 @@ def clean_fqn(text: str) -> str:
 @dataclass(frozen=True)
 class Root:
     """What is being compiled. `ref`: the module whose method is compiled, None for a function.
-    `bases`: source prefixes that are modules (`L['self']`, `G['net']`) -> their class."""
+    `bases`: source prefixes that are modules (`L['self']`, `G['net']`) -> their class. `inputs`:
+    names of the graph inputs (`graph_inputs.names`)."""
 
     ref: ModuleRef | None = None
     bases: dict[str, str] = field(default_factory=dict)
+    inputs: tuple[str | None, ...] = ()
 
 
 _roots: weakref.WeakKeyDictionary[Any, Root] = weakref.WeakKeyDictionary()
@@ -81,11 +88,12 @@ def _traced_root() -> Root | None:
     code, local = root_tx.f_code, root_tx.f_locals
     bases = {f"L['{k}']": _class(type(v)) for k, v in local.items() if _is_module(v)}
     bases |= {f"G['{k}']": _class(type(v)) for k, v in root_tx.f_globals.items() if _is_module(v)}
+    inputs = graph_inputs.names(root_tx.output)
     module = _compiled_module(code, local)
     if module is None:
-        return Root(None, bases)
+        return Root(None, bases, inputs)
     cls = _class(type(module))
-    return Root(ModuleRef(str(id(module)), "", cls, cls), bases)
+    return Root(ModuleRef(str(id(module)), "", cls, cls), bases, inputs)
 
 
 def _compiled_module(code: Any, local: dict[str, Any]) -> Any:
@@ -120,68 +128,134 @@ def describe(node: torch.fx.Node, root: Root, backward: bool) -> Owner:
         root: of the compilation (`current_root`).
         backward: whether the graph is a backward graph.
 
-    Nodes that no line of the model made belong to what their inputs have in common (pattern
-    matcher), or to the last gradient that is added (gradient accumulation).
+    A node that AOTAutograd did not trace belongs to what its inputs have in common, else its users.
+    The sum of two gradients belongs to the last of them.
     """
     meta = node.meta
     file, line, optimizer = _model_line(meta.get("stack_trace") or "")
-    phase = _phase(meta, backward, optimizer)
+    # The pass that runs it: a backward graph is backward, also where it recomputes forward values.
+    phase: Phase = "optimizer" if optimizer else "backward" if backward else "forward"
     aten = _aten(node)
     if optimizer:
         return Owner(None, aten, file, line, phase)
     if _accumulation(meta):
+        file = line = None  # it has the trace of whatever ran before it
         # The last input is the gradient from the user nearest to the value's producer.
         last = node.all_input_nodes[-1:]
-        if last and last[0].op == "call_function":
+        if node.target == torch.ops.aten.add.Tensor and last and last[0].op == "call_function":
             near = describe(last[0], root, backward)
-            return Owner(near.module, aten, near.file, near.line, "backward")
-        return Owner(None, aten, None, None, "backward")
-    if _synthetic(meta):
-        stack, places = _inherited(node, root, _INFER_DEPTH)
-        file, line = places.pop() if len(places) == 1 else (None, None)
-    else:
-        stack = _stack(meta, root)
+            return Owner(near.module, aten, near.file, near.line, phase)
+    stack = _traced(node, root)
+    if stack is None:
+        stack, places = _around(node, root)
+        if file is None and len(places) == 1:
+            file, line = next(iter(places))
+        users = {_aten(user) for user in node.users if user.op == "call_function"}
+        if aten is None and len(users) == 1:
+            aten = users.pop()
     return Owner(stack[-1] if stack else None, aten, file, line, phase)
 
 
-def _accumulation(meta: dict[str, Any]) -> bool:
-    """Gradient accumulation inherits the trace of whatever ran before it, but has no module stack
-    at all, not even an empty one."""
-    return (
-        bool(meta.get("stack_trace"))
-        and meta.get("partitioner_tag") == "is_backward"
-        and "fwd_nn_module_stack" not in meta
-        and "nn_module_stack" not in meta
-    )
+def _traced(node: torch.fx.Node, root: Root) -> list[ModuleRef] | None:
+    """Modules whose forward a traced node is in, outermost first. None for nodes that no line of
+    the model made: those of the partitioner and the pattern matcher, and sums of gradients.
 
-
-def _synthetic(meta: dict[str, Any]) -> bool:
-    """Whether no line of the model made this node. (A model made of torch's own modules only has
-    module stacks without traces.)"""
+    A traced node without a module stack is code of the root, or a gradient whose forward node
+    AOTAutograd did not find by its sequence number. (A model made of torch's own modules has module
+    stacks without traces.)
+    """
+    meta = node.meta
     if meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack"):
-        return False
-    return not meta.get("stack_trace") or _accumulation(meta)
+        return _stack(meta, root)
+    if not meta.get("stack_trace") or "seq_nr" not in meta or _accumulation(meta):
+        return None
+    if meta.get("autograd_backward") and meta.get("partitioner_tag") == "is_backward":
+        return _between(node, root)
+    return _stack({}, root)
 
 
-def _inherited(
-    node: torch.fx.Node, root: Root, depth: int
-) -> tuple[list[ModuleRef], set[tuple[str, int]]]:
-    """(modules that contain every input, outermost first; model lines of the inputs)."""
+def _accumulation(meta: dict[str, Any]) -> bool:
+    return _SUM_OF_GRADIENTS in (meta.get("stack_trace") or "")
+
+
+def _between(node: torch.fx.Node, root: Root) -> list[ModuleRef]:
+    """Modules that ran when the op whose gradient `node` is did. Sequence numbers grow as the
+    forward runs: a call of a module that holds a smaller and a larger one holds those between."""
+    known, number = _timeline(node.graph), node.meta["seq_nr"]
+    after = bisect.bisect_left(known, number, key=lambda one: one[0])
+    if not 0 < after < len(known) or known[after][0] == number:
+        return _stack({}, root)
+    return _common(_stack(known[after - 1][1], root), _stack(known[after][1], root))
+
+
+_Timeline = list[tuple[int, dict[str, Any]]]  # (sequence number, metadata), sorted
+_forwards: weakref.WeakKeyDictionary[Any, _Timeline] = weakref.WeakKeyDictionary()
+_timelines: weakref.WeakKeyDictionary[torch.fx.Graph, _Timeline] = weakref.WeakKeyDictionary()
+
+
+def note_forward(graph: torch.fx.Graph) -> None:
+    """Keeps when which module ran, for the gradients in the backward graph of this compilation."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is not None:
+        _forwards[context] = _numbered(graph, "nn_module_stack")
+
+
+def _timeline(graph: torch.fx.Graph) -> _Timeline:
+    """When which module ran: from the gradients of a graph, and its forward if that was compiled
+    here too and not found in a cache."""
+    from torch._guards import TracingContext
+
+    if graph not in _timelines:
+        forward = _forwards.get(TracingContext.try_get(), [])
+        found = forward + _numbered(graph, "fwd_nn_module_stack")
+        _timelines[graph] = sorted(found, key=lambda one: one[0])
+    return _timelines[graph]
+
+
+def _numbered(graph: torch.fx.Graph, stack: str) -> _Timeline:
+    return [
+        (node.meta["seq_nr"], {stack: node.meta[stack]})
+        for node in graph.nodes
+        if "seq_nr" in node.meta and node.meta.get(stack)
+    ]
+
+
+_Places = set[tuple[str, int]]
+
+
+def _around(node: torch.fx.Node, root: Root) -> tuple[list[ModuleRef], _Places]:
+    """(modules that contain every neighbour, outermost first; model lines of the neighbours)."""
+    if node.op == "call_function":
+        stack, places = _neighbours(node, root, lambda one: one.all_input_nodes)
+        if stack or places:
+            return stack, places
+    # A constant, or the copy of a graph input in another layout: made for its users.
+    return _neighbours(node, root, lambda one: list(one.users))
+
+
+def _neighbours(
+    node: torch.fx.Node,
+    root: Root,
+    toward: Callable[[torch.fx.Node], list[torch.fx.Node]],
+    depth: int = _INFER_DEPTH,
+) -> tuple[list[ModuleRef], _Places]:
     shared: list[ModuleRef] | None = None
-    places: set[tuple[str, int]] = set()
-    for source in node.all_input_nodes:
-        if source.op != "call_function":
-            continue  # graph inputs have no owner
-        if _synthetic(source.meta):
-            if not depth:
-                continue
-            stack, lines = _inherited(source, root, depth - 1)
-            places |= lines
-        else:
-            stack = _stack(source.meta, root)
-            file, line, _ = _model_line(source.meta.get("stack_trace") or "")
+    places: _Places = set()
+    others = [other for other in toward(node) if other.op == "call_function"]
+    trace = node.meta.get("stack_trace")
+    if trace and not _accumulation(node.meta):  # those of the same call, if there are any
+        others = [o for o in others if o.meta.get("stack_trace") == trace] or others
+    for other in others:
+        stack = _traced(other, root)
+        if stack is not None:
+            file, line, _ = _model_line(other.meta.get("stack_trace") or "")
             if file is not None and line is not None:
                 places.add((file, line))
+        elif depth:
+            stack, lines = _neighbours(other, root, toward, depth - 1)
+            places |= lines
         if stack:
             shared = stack if shared is None else _common(shared, stack)
     return shared or [], places
@@ -217,18 +291,6 @@ def _stack(meta: dict[str, Any], root: Root) -> list[ModuleRef]:
         fqn = clean_fqn(text[len(cut) :] if text.startswith(cut) else text)
         refs.append(ModuleRef(str(key), fqn, _class(cls), root_cls))
     return refs
-
-
-def _phase(meta: dict[str, Any], backward: bool, optimizer: bool) -> Phase:
-    """Recomputed forward nodes in a backward graph are forward; the partitioner tags them."""
-    if optimizer:
-        return "optimizer"
-    tag = meta.get("partitioner_tag")
-    if tag in ("is_forward", "must_be_in_forward"):
-        return "forward"
-    if tag in ("is_backward", "must_be_in_backward") or "fwd_nn_module_stack" in meta:
-        return "backward"
-    return "backward" if backward or meta.get("autograd_backward") else "forward"
 
 
 def _model_line(trace: str) -> tuple[str | None, int | None, bool]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +28,7 @@ from typing import Any, Literal
 
 import torch
 
-from flagprism_torch.provenance import markers, nodes
+from flagprism_torch.provenance import graph_inputs, markers, nodes
 
 _META = "flagprism_owner"  # in the meta of loop-body nodes: an FX node
 _VARS = "_flagprism_variables"  # on kernels: name -> [FX node or None, further FX nodes ...]
@@ -59,13 +60,18 @@ class _GraphNotes:
     pending: dict[str, list[markers.Marker]] = field(default_factory=dict)
     owners: dict[torch.fx.Node, markers.Owner] = field(default_factory=dict)
     order: dict[torch.fx.Node, int] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)  # buffer of a graph input -> its name
 
     @staticmethod
     def current() -> _GraphNotes:
         graph = _virtualized().graph
         notes = graph.__dict__.get(_NOTES)
         if notes is None:
-            notes = graph.__dict__[_NOTES] = _GraphNotes(bool(graph.is_backward))
+            notes = _GraphNotes(bool(graph.is_backward or _in_compiled_autograd()))
+            graph.__dict__[_NOTES] = notes
+            if not notes.backward:
+                nodes.note_forward(graph.graph)
+            notes.inputs = graph_inputs.by_buffer(graph, nodes.current_root().inputs)
         return notes
 
     def marker(self, kernel: str) -> markers.Marker:
@@ -114,9 +120,8 @@ class Recorder:
     # ---- what to wrap ----
 
     def points(self) -> list[Point]:
-        """Everything to wrap in the torch at hand. Leaves out a map of which a part is missing, and
-        says so in `missing`. Call when Inductor's
-        code generator is loaded."""
+        """Everything to wrap, once Inductor's code generator is loaded. A map of which this torch
+        lacks a part is left out, and `missing` says so."""
         self.missing.clear()
         found: list[Point] = []
         for collect in (self._launch_points, self._statement_points):
@@ -336,7 +341,8 @@ class Recorder:
         ) -> Any:
             name = original(scheduling, src_code, node_schedule, kernel, *args, **kw)
             try:
-                self._queue(name, self._marker(name, node_schedule, kernel))
+                marker = self._marker(name, node_schedule, kernel)
+                _GraphNotes.current().pending.setdefault(name, []).append(marker)
             except Exception as error:
                 self._failed("call site", error)
             return name
@@ -371,10 +377,6 @@ class Recorder:
 
         return generate_kernel_call
 
-    @staticmethod
-    def _queue(name: str, marker: markers.Marker) -> None:
-        _GraphNotes.current().pending.setdefault(name, []).append(marker)
-
     def _take(self, wrapper: Any, kernel_name: str) -> Iterator[markers.Marker]:
         """Markers of the launch about to be written: one, or one per choice of a multi-kernel."""
         notes = _GraphNotes.current()
@@ -383,11 +385,9 @@ class Recorder:
         for choices, name in getattr(state, "subkernel_to_kernel_name", {}).items():
             if name == kernel_name:
                 names = list(choices)
-        found = False
-        for name in names:
-            if notes.pending.get(name):
-                found = True
-                yield notes.pending[name].pop(0)
+        found = [name for name in names if notes.pending.get(name)]
+        for name in found:
+            yield notes.pending[name].pop(0)
         if not found and self._local.user:
             marker = notes.marker(kernel_name)
             marker.owners = [notes.owner(node) for node in self._local.user[-1]]
@@ -405,6 +405,8 @@ class Recorder:
                 main = getattr(snode.node, "origin_node", None)
                 template = notes.owner(main if main is not None else found[-1])
         marker.owners = [notes.owner(node) for node in notes.sorted(origins)]
+        if template is not None:
+            marker.variables[markers.REST] = (template,)
         for part in getattr(kernel, "sub_kernels", None) or [kernel]:
             for variable, owners in part.__dict__.get(_VARS, {}).items():
                 known = [notes.owner(o) for o in owners if o is not None]
@@ -414,6 +416,7 @@ class Recorder:
                     earlier = marker.variables.get(variable, ())
                     marker.variables[variable] = tuple(dict.fromkeys((*earlier, *known)))
             marker.stores.update(self._stores(part, template, notes))
+            marker.inputs.update(graph_inputs.by_pointer(part.args, notes.inputs))
         return marker
 
     @staticmethod
@@ -441,12 +444,15 @@ class Recorder:
 def _need(owner: type, name: str, *parameters: str) -> None:
     """Raise AttributeError if `owner.name` is missing or lacks a parameter."""
     function = getattr(owner, name)
-    if not parameters:
-        return
-    have = inspect.signature(function).parameters
-    missing = [p for p in parameters if p not in have]
-    if missing:
+    have = inspect.signature(function).parameters if parameters else {}
+    if missing := [p for p in parameters if p not in have]:
         raise AttributeError(f"{owner.__name__}.{name} has no parameter {', '.join(missing)}")
+
+
+def _in_compiled_autograd() -> bool:
+    """Whether a whole backward is being compiled, whose graph does not say so."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "in_compiled_autograd_region", False))
 
 
 def _virtualized() -> Any:
@@ -480,7 +486,7 @@ def _fx(candidates: Iterable[Any]) -> list[torch.fx.Node]:
 
 
 def _leaves(node_schedule: Iterable[Any]) -> Iterator[Any]:
-    """Scheduler nodes of a schedule: markers such as EnableReduction (classes) dropped, fused and
+    """Scheduler nodes of a schedule: without markers (EnableReduction, classes), with fused and
     foreach nodes expanded."""
     for snode in node_schedule:
         if isinstance(snode, type):

@@ -20,7 +20,12 @@ from typing import Any
 import torch
 
 from flagprism_torch.records import native
-from flagprism_torch.records.layout import HIST_BUCKETS, HIST_SHARDS, RECORD_WORDS
+from flagprism_torch.records.layout import (
+    CHECK_WORDS,
+    HIST_BUCKETS,
+    HIST_SHARDS,
+    RECORD_WORDS,
+)
 from flagprism_torch.records.model import Launch, OpTable
 from flagprism_torch.records.modes import unseen
 
@@ -69,8 +74,9 @@ def _current(stream: Any) -> Iterator[None]:
 
 
 def words_of(table: OpTable) -> int:
-    """Words of the folded records and histograms of one launch."""
-    return table.records * RECORD_WORDS + table.histograms * HIST_WORDS
+    """Words of the folded records, check records and histograms of one launch, in this order."""
+    checks = len(table.checks) * CHECK_WORDS
+    return table.records * RECORD_WORDS + checks + table.histograms * HIST_WORDS
 
 
 class NoBufferError(Exception):
@@ -213,8 +219,8 @@ class RecordBuffers:
 
     @staticmethod
     def _scratch(owner: _Stream, table: OpTable, rows: int) -> torch.Tensor:
-        histograms = table.histograms * HIST_SHARDS * HIST_WORDS
-        words = rows * table.records * RECORD_WORDS + histograms
+        words = rows * table.records * RECORD_WORDS + len(table.checks) * CHECK_WORDS
+        words += table.histograms * HIST_SHARDS * HIST_WORDS
         if owner.scratch is None or owner.scratch.numel() < words:
             owner.scratch = None  # free the old one first
             owner.scratch = native.new_buffer(max(words, 1 << 16), owner.device)
@@ -229,18 +235,22 @@ class RecordBuffers:
         rows: int,
         stream: int,
     ) -> None:
+        """The layout of scratch: histogram shards, check records, then the records of each slot."""
         records = table.records
         shards = table.histograms * HIST_SHARDS * HIST_WORDS
-        words = rows * records * RECORD_WORDS
+        begin = shards + len(table.checks) * CHECK_WORDS
+        end = (records * RECORD_WORDS) + begin - shards
         if table.histograms:
             block = scratch[:shards].view(torch.int64)
             counts = block.view(HIST_SHARDS, table.histograms * HIST_BUCKETS).sum(0)
-            out[records * RECORD_WORDS :].view(torch.int64).copy_(counts)
+            out[end:].view(torch.int64).copy_(counts)
             block.zero_()
-        body, target = scratch[shards : shards + words], out[: records * RECORD_WORDS]
+        body = scratch[begin : begin + rows * records * RECORD_WORDS]
+        checks, target = scratch[shards:begin], out[: records * RECORD_WORDS]
         if owner.device.type == "cpu":
             native.fold(body, target, rows, records)
-            body.zero_()
+            out[target.numel() : end].copy_(checks)
+            scratch[shards : begin + body.numel()].zero_()
             return
         from flagprism_torch.records import fold
 
@@ -254,9 +264,10 @@ class RecordBuffers:
             body.view(torch.int64),
             owner.partial.view(torch.int64),
             owner.tickets,
-            target.view(torch.int64),
+            out[:end].view(torch.int64),
             rows,
             records,
+            checks.view(torch.int64),
             stream,
         )
 

@@ -1,7 +1,8 @@
 """The fold kernel: per-program records of one launch become one record per op, on the device.
 
 Each program merges a chunk of slots of one op; the last one to arrive (a ticket per op) merges the
-chunks in order, so the result does not depend on scheduling. On the CPU the C++ `fold` does this.
+chunks in order, so the result does not depend on scheduling. One more program moves the check
+records, of which a launch has only one set. On the CPU the C++ `fold` does this.
 """
 
 from __future__ import annotations
@@ -54,11 +55,30 @@ def _merge_rows(pointer, first, last, stride, BLOCK: tl.constexpr, CLEAR: tl.con
     return tl.where(is_sum, total, tl.where(is_key, key, count))
 
 
-@triton.jit(do_not_specialize=["slots", "ops"])
-def fold_kernel(scratch, partial, tickets, out, slots, ops, CHUNK: tl.constexpr,
+@triton.jit
+def _move(source, target, words, BLOCK: tl.constexpr):
+    """Copy int64 words, leaving zeros."""
+    for start in range(0, words, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
+        tl.store(source + at, tl.zeros([BLOCK], tl.int64), mask=at < words)
+
+
+@triton.jit(do_not_specialize=["slots", "ops", "checks"])
+def fold_kernel(scratch, partial, tickets, out, slots, ops, found, checks, CHUNK: tl.constexpr,
                 BLOCK: tl.constexpr):  # fmt: skip
     """scratch int64 [slots, ops, 12] -> out int64 [ops, 12], leaving scratch zero; partial int64
-    [ops, chunks, 12]; tickets int32 [ops], zero before and after."""
+    [ops, chunks, 12]; tickets int32 [ops], zero before and after; found int64 [checks], moved to
+    out[ops * 12:]. Grid: (ops + 1, chunks)."""
+    if tl.program_id(0) == ops:
+        if tl.program_id(1) == 0:
+            _move(found, out + ops * 12, checks, 256)
+    else:
+        _fold(scratch, partial, tickets, out, slots, ops, CHUNK, BLOCK)
+
+
+@triton.jit
+def _fold(scratch, partial, tickets, out, slots, ops, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     op = tl.program_id(0)
     chunk = tl.program_id(1)
     chunks = tl.num_programs(1)
@@ -92,16 +112,23 @@ _compiled: dict[Any, Any] = {}  # device -> the compiled kernel: one variant ser
 
 
 def launch(
-    scratch: Any, partial: Any, tickets: Any, out: Any, slots: int, ops: int, stream: int
+    scratch: Any,
+    partial: Any,
+    tickets: Any,
+    out: Any,
+    slots: int,
+    ops: int,
+    found: Any,
+    stream: int,
 ) -> None:
     """Queue the fold; tensors, 16-byte aligned, are int64 views as in `fold_kernel`.
 
     After the first launch on a device the compiled kernel is launched directly, which spares the
     argument specialisation of `JITFunction.run` and calls no launch hook of other tools.
     """
-    grid = (ops, chunks_of(slots))
+    grid = (ops + 1, chunks_of(slots))
     kernel = _compiled.get(scratch.device)
-    arguments = (scratch, partial, tickets, out, slots, ops)
+    arguments = (scratch, partial, tickets, out, slots, ops, found, found.numel())
     if kernel is None:
         _compiled[scratch.device] = fold_kernel[grid](
             *arguments, CHUNK=CHUNK_SLOTS, BLOCK=_BLOCK, num_warps=4

@@ -18,6 +18,28 @@ no further initialisation:
 Note [Folded record]
 A fold leaves one such record per (launch, op); the 64 binade counters of a histogram are a block
 of 64 int64 of their own.
+
+Note [Check record]
+What a check finds (instrument.checks) is rare, so there is one record per (launch, check) that all
+programs write with atomics: 6 int64, all zero if nothing was found. Three counters of lanes (births
+of NaN, of +inf, of -inf), the lanes among them that are needed but not valid, and two places that
+merge like `first`: of the earliest lane of the first counter, and of the earliest of the other two.
+Such a place holds two more bits below the lane, the cause (`unpack_place`): 1, an operand that
+matters is zero (the divisor, the argument of a logarithm, a factor); 2, an operand is infinite,
+which for a born infinity means that a sentinel changed its sign.
+
+Silent checks (instrument.silent) use the first place only, and these counters:
+
+| kind | first | second | third |
+|---|---|---|---|
+| undefined | needed lanes that are undefined | | |
+| wrap | lanes with a wrong result | lanes with a true result of 2**30 or more | |
+| stagnation | additions that change nothing | all additions of something | |
+| saturation | saturated lanes | | |
+| tf32 | operand lanes that lose bits | of those, rounded towards zero | away from zero |
+
+The fourth counter of a tf32 check is the number of finite operand lanes; other kinds leave it 0.
+The last word of a wrap check is a number, the largest magnitude of a true result, from 2**30 on.
 """
 
 from __future__ import annotations
@@ -57,6 +79,10 @@ HIST_SHARDS = 32  # on the device, counters of one value are spread over this ma
 HIST_MIN_EXP = -24
 HIST_MAX_EXP = 7
 
+CHECK_WORDS = 12
+CHECK_COUNTERS = 4  # nan, posinf, neginf, padding; then the places first_nan, first_inf
+CAUSE_BITS = 2
+
 PROGRAM_BITS = 28  # a packed place: program (28 bits) | iteration | lane (lane_bits)
 PLACE_BITS = 63
 
@@ -90,6 +116,16 @@ def unpack_first(first: int, numel: int) -> tuple[int, int | None, int] | None:
         None if iteration == limit else iteration,
         place & ((1 << bits) - 1),
     )
+
+
+def unpack_place(place: int, numel: int) -> tuple[int, int | None, int, int] | None:
+    """(linear program id, iteration or None if saturated, row-major lane, cause) of a place of a
+    check; None for no place."""
+    found = unpack_first(place, numel << CAUSE_BITS)
+    if found is None:
+        return None
+    program, iteration, lane = found
+    return program, iteration, lane >> CAUSE_BITS, lane & ((1 << CAUSE_BITS) - 1)
 
 
 def is_float(dtype: str) -> bool:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from flagprism_torch.records import native
+from flagprism_torch.records.findings import Findings, place_of
 from flagprism_torch.records.layout import (
+    CHECK_WORDS,
     HIST_BUCKETS,
-    PROGRAM_BITS,
     RECORD_DTYPE,
     RECORD_WORDS,
     unpack_first,
@@ -42,13 +43,18 @@ class _Merged:
         self.launches = 0
         self.first_launch = launch.number
         self.firsts: dict[int, tuple[int, tuple[int, int, int], int | None, Any]] = {}
+        self.found = Findings()
 
     def add(self, launch: Launch, words: torch.Tensor) -> None:
         table = self.table
         records = words[: table.records * RECORD_WORDS].view(table.records, RECORD_WORDS)
         native.merge(records, self.index, self.records)
+        end = records.numel() + len(table.checks) * CHECK_WORDS
+        if table.checks:
+            found = np.frombuffer(words[records.numel() : end].numpy().tobytes(), "<i8")
+            self.found.add(launch, found.reshape(len(table.checks), CHECK_WORDS // 2))
         if table.histograms:
-            counts = words[table.records * RECORD_WORDS :].contiguous().view(torch.int64)
+            counts = words[end:].contiguous().view(torch.int64)
             counts = counts.view(table.histograms, HIST_BUCKETS)
             native.merge_histograms(counts, self.histogram_index, self.histograms)
         self.launches += 1
@@ -57,7 +63,7 @@ class _Merged:
         for op in table.ops if places.any() else ():
             known = self.firsts.get(op.op_id)
             if places[op.record] and (known is None or launch.number < known[0]):
-                place = _place(int(places[op.record]), launch.grid, op.shape)
+                place = place_of(unpack_first(int(places[op.record]), op.numel), launch, op.shape)
                 if place is not None:
                     self.firsts[op.op_id] = (launch.number, *place)
 
@@ -72,23 +78,8 @@ class _Merged:
             launches=self.launches,
             first_launch=self.first_launch,
             firsts=dict(self.firsts),
+            found=self.found.all(),
         )
-
-
-def _place(
-    first: int, grid: tuple[int, int, int], shape: tuple[int, ...]
-) -> tuple[tuple[int, int, int], int | None, Any] | None:
-    """((x, y, z), iteration, lane) of a packed place; None if the program id did not fit."""
-    numel = int(np.prod(shape, dtype=np.int64)) if shape else 1
-    found = unpack_first(first, numel)
-    if found is None or found[0] == (1 << PROGRAM_BITS) - 1:
-        return None
-    program, iteration, lane = found
-    x, y, _ = grid
-    where = (program % x, program // x % y, program // (x * y))
-    if len(shape) >= 2:
-        return where, iteration, tuple(int(i) for i in np.unravel_index(lane, shape))
-    return where, iteration, lane
 
 
 class Ledger:

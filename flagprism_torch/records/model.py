@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "optimizer", "none"]
 NO_MODULE = "<none>"
@@ -18,7 +19,8 @@ class OpEntry:
 
     `dtype` is Triton's name (fp32, bf16, fp16, fp64, fp8e4nv, fp8e5, int1, int8, uint8, ...).
     `shape` is the tile shape, () for a scalar. `mask` says which lanes the statistics are over:
-    "valid" (a mask was known), "all" (every lane is valid) or "unknown" (all lanes counted).
+    "live" (valid and needed), "all" (every lane is live), "valid" (need not known) or "unknown"
+    (all lanes counted).
     `role`: load | store | atomic | value. `pointer`: the kernel argument a load or store goes
     through.
     """
@@ -36,14 +38,58 @@ class OpEntry:
     pointer: str | None = None
     histogram: int = -1  # index of the histogram block, -1 for none
     record: int = -1  # index of the record on the device; entries with equal statistics share one
+    reaches: tuple[int, ...] = ()  # op ids whose values this one can enter
+    leads: tuple[int, ...] = ()  # checks with an operand that this value can enter
 
     @property
     def numel(self) -> int:
         """Lanes of one execution."""
-        lanes = 1
-        for extent in self.shape:
-            lanes *= extent
-        return lanes
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of a check. `name`: the variable, constant or operation it comes from; `record`:
+    op id of the entry with its statistics, -1 for none."""
+
+    name: str
+    record: int = -1
+
+
+@dataclass(frozen=True)
+class CheckEntry:
+    """An operation whose lanes are examined one by one; its index in `OpTable.checks` is its
+    number.
+
+    `kind`: "birth" (a non-finite result of operands that do not explain it), "undefined" (needed
+    lanes of a load that its mask leaves undefined), "wrap" (an integer result that does not fit),
+    "stagnation" (a sum that a non-zero addend does not change), "saturation" (a cast of a value
+    beyond the largest), "tf32" (dot operands that lose bits). `rule`: what the operation computes,
+    for the cause (analysis.causes). `mask`: the lanes that are examined: "needed", "all" (all are
+    needed) or "unknown" (need not known, all examined). `op_id`: the entry of the value itself, -1
+    if it has none. `reaches`: op ids whose values the result can enter, its own included; `leads`:
+    checks with an operand that the result can enter.
+    """
+
+    kind: str
+    rule: str
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    mask: str
+    file: str
+    line: int
+    variable: str | None
+    statement: str
+    operands: tuple[Operand, ...] = ()
+    op_id: int = -1
+    reaches: tuple[int, ...] = ()
+    leads: tuple[int, ...] = ()
+
+    @property
+    def numel(self) -> int:
+        """Lanes of one execution."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -55,6 +101,7 @@ class OpTable:
     line: int
     ops: tuple[OpEntry, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
+    checks: tuple[CheckEntry, ...] = ()
 
     @functools.cached_property
     def records(self) -> int:
@@ -84,7 +131,8 @@ class Origin:
     """Where a call site comes from. `statements` maps a kernel variable (`tmp7`) or, for stores, a
     pointer argument (`out_ptr0`) to its owner. `source` says how it was found: "recorded" (the
     compile-time recorder), "comments" (Inductor's own comments), "frames" (running module, eager),
-    "none"."""
+    "none". `inputs`: pointer argument -> what the program calls the input of the compiled code that
+    is passed (`batch['ids']`)."""
 
     module: str = NO_MODULE
     modules: tuple[str, ...] = ()
@@ -94,6 +142,7 @@ class Origin:
     model_line: int | None = None
     source: str = "none"
     statements: Mapping[str, StatementOrigin] = field(default_factory=lambda: MappingProxyType({}))
+    inputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -110,21 +159,51 @@ class CallSite:
     origin: Origin
 
 
+class TensorNote(NamedTuple):
+    """A tensor argument of a launch: the name of the kernel argument in TTIR, the address of the
+    first byte, and the bytes from there to the end of its last element.
+
+    A named tuple, because several are made at every launch, in half the time of a dataclass.
+    """
+
+    name: str
+    address: int
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class Launch:
-    """One recorded launch."""
+    """One recorded launch. `tensors`: its tensor arguments, in the order of the arguments."""
 
     number: int
     step: int
     site: CallSite
     table: OpTable
     grid: tuple[int, int, int]
+    tensors: tuple[TensorNote, ...] = ()
 
     @property
     def programs(self) -> int:
         """Programs that ran: none if an extent is not positive."""
         width, height, depth = self.grid
         return width * height * depth if min(self.grid) > 0 else 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one check found over one step (or all steps): lanes by kind (Note [Check record] in
+    records.layout) and the earliest places, as (launch number, (x, y, z) or None, iteration or
+    None, lane, cause bits), lane as in `Row`; None if there is none. The counters of
+    silent checks have the same names, in their order. `largest`: of a wrap check, the largest
+    magnitude that a result should have, if it is 2**30 or more."""
+
+    nan: int
+    posinf: int
+    neginf: int
+    padding: int
+    first_nan: tuple[int, tuple[int, int, int] | None, int | None, Any, int] | None = None
+    first_inf: tuple[int, tuple[int, int, int] | None, int | None, Any, int] | None = None
+    largest: int = 0
 
 
 @dataclass
@@ -134,6 +213,7 @@ class Block:
     `records`: structured array [ops] of `layout.RECORD_DTYPE`; its `first` is not used, because
     places of different launches do not compare. `firsts`: op id -> (launch number, (x, y, z),
     iteration or None, lane), of the earliest launch with a non-finite live lane; lane as in `Row`.
+    `found`: check -> what it found, for checks that found something.
     `histograms`: int64 [histogram blocks, 64]. `launches`: merged launches. `first_launch`: number
     of the first of them.
     """
@@ -147,6 +227,7 @@ class Block:
     firsts: dict[int, tuple[int, tuple[int, int, int], int | None, Any]] = field(
         default_factory=dict
     )
+    found: dict[int, Found] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -200,6 +281,11 @@ class Row:
         return self.nan + self.posinf + self.neginf
 
 
+# what `Anomaly.details` counts for kinds other than nan and inf
+COUNTED = ("undefined_lanes", "wrapped_lanes", "lost_additions", "saturated_lanes",
+           "operand_lanes_not_tf32")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Anomaly:
     """A finding. Field meanings: docs/contract.md, section Anomaly."""
@@ -234,9 +320,18 @@ class Anomaly:
     births: tuple[Anomaly, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
-    def __str__(self) -> str:
+    @property
+    def extent(self) -> str:
+        """How much is concerned: "48 of 4800 lanes" (of all lanes if some are padding), or what
+        `details` counts: "12 undefined lanes"."""
+        for name in COUNTED:
+            if name in self.details:
+                return f"{self.details[name]} {name.replace('_', ' ')}"
         infinite = self.counts["posinf"] + self.counts["neginf"]
         bad = infinite if self.kind == "inf" else self.counts["nan"]
+        return f"{bad} of {self.counts['lanes' if self.counts['padding'] else 'live']} lanes"
+
+    def __str__(self) -> str:
         where = ""
         if self.program is not None:
             where = f", first at program {self.program} lane {self.lane}"
@@ -246,7 +341,7 @@ class Anomaly:
         place = f"{self.kernel} | {self.statement}"
         return (
             f"{self.verdict.upper()} {self.kind} | {self.module} | {self.aten or '-'} | {model} | "
-            f"{place} | {bad} of {self.counts['live']} lanes{where}"
+            f"{place} | {self.extent}{where}"
         )
 
 

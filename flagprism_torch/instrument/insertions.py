@@ -1,0 +1,116 @@
+"""New text for a kernel's module: lines to insert, names, constants and calls of probes.
+
+Note [Hidden argument]
+The kernel's function gets a last argument `flagprism_records`, a pointer to i32. Lowering appends
+scratch pointers after the function's own arguments, so a launcher whose signature ends with one
+more `*i32` passes it in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flagprism_torch.instrument.codegen import Argument, ProbeText
+from flagprism_torch.ir.module import Module, Value
+from flagprism_torch.ir.text import header_arguments
+from flagprism_torch.ir.types import Type, tensor_type
+
+HIDDEN = "flagprism_records"
+
+
+class Insertions:
+    """Collects what goes into a module's text, then joins it.
+
+    `after[n]`: lines to stand after line n. An operand is (name, type) or (name, type, unsigned).
+    """
+
+    def __init__(self, module: Module, probes: ProbeText) -> None:
+        self.module, self.probes = module, probes
+        self.after: dict[int, list[str]] = {}
+        self.prologue: list[str] = []
+        self._constants: dict[tuple[str, str], str] = {}
+        self._fresh = 0
+        self._prefix = "flagprism"
+        while any(f"%{self._prefix}_" in line for line in module.lines):  # the kernel's own names
+            self._prefix += "_"
+        self.hidden = f"%{HIDDEN.replace('flagprism', self._prefix)}"
+
+    def at(self, line: int) -> list[str]:
+        """The lines to stand after a line, to be extended."""
+        return self.after.setdefault(line, [])
+
+    def name(self, what: str = "") -> str:
+        """A fresh SSA name."""
+        self._fresh += 1
+        return f"%{self._prefix}_{what}{self._fresh}"
+
+    def constant(self, kind: str, literal: str) -> str:
+        """Name of a constant at the top of the kernel."""
+        key = (kind, literal)
+        if key not in self._constants:
+            self._constants[key] = self.name()
+        return self._constants[key]
+
+    def integer(self, kind: str, value: int) -> str:
+        return self.constant(kind, str(value))
+
+    def probe(
+        self, probe: Any, operands: Sequence[Any], constants: dict[str, Any], out: list[str]
+    ) -> str:
+        """Add a call of a `@triton.jit` probe; returns the name of its result (`name#k` with
+        several)."""
+        listed = [Argument(o[1], o[2] if len(o) > 2 else False) for o in operands]
+        made = self.probes.get(probe, listed, constants)
+        names = ", ".join(o[0] for o in operands)
+        types = ", ".join(o[1].text for o in operands)
+        results = [t.text for t in made.results]
+        name, left = self.name(), ""
+        if len(results) == 1:
+            left = f"{name} = "
+        elif results:
+            left = f"{name}:{len(results)} = "
+        shown = results[0] if len(results) == 1 else f"({', '.join(results)})"
+        out.append(f"{left}tt.call @{made.name}({names}) : ({types}) -> {shown} loc(unknown)")
+        return name
+
+    def tile(self, value: Value, out: list[str]) -> tuple[str, Type]:
+        """A value as a tensor: scalars become [1]."""
+        if value.type.is_tensor:
+            return value.name, value.type
+        return self.splat(value.name, value.type, out)
+
+    def splat(self, name: str, kind: Type, out: list[str]) -> tuple[str, Type]:
+        """A scalar as a tensor of one lane."""
+        made, one = self.name(), tensor_type((1,), kind.element)
+        out.append(f"{made} = tt.splat {name} : {kind.text} -> {one.text} loc(unknown)")
+        return made, one
+
+    def text(self) -> str:
+        """The module's text with everything that was added."""
+        function = self.module.entry
+        constants = [
+            f"{name} = arith.constant {literal}{'' if kind == 'i1' else f' : {kind}'} loc(unknown)"
+            for (kind, literal), name in self._constants.items()
+        ]
+        lines: list[str] = []
+        last = max(i for i, line in enumerate(self.module.lines) if line.startswith("}"))
+        for number, line in enumerate(self.module.lines):
+            if number == function.line:
+                lines.append(_with_argument(line, self.hidden))
+                lines += constants + self.prologue + self.after.get(number, [])
+                continue
+            if number == last:
+                lines += self.probes.functions
+            lines.append(line)
+            lines += self.after.get(number, [])
+        return "\n".join(lines)
+
+
+def _with_argument(line: str, name: str) -> str:
+    """A function header with the hidden argument (Note [Hidden argument])."""
+    start, end = header_arguments(line)
+    arguments = line[start:end]
+    hidden = f'{name}: !tt.ptr<i32> {{tt.divisibility = 16 : i32}} loc("{name[1:]}")'
+    joined = f"{arguments}, {hidden}" if arguments.strip() else hidden
+    return f"{line[:start]}{joined}{line[end:]}"
