@@ -272,10 +272,8 @@ def _is_index(value: Value) -> bool:
     block = value.block
     if value.op is not None or block is None:
         return False
-    return (
-        (block.parent is None
-        and block.label == "entry")
-        or (block.parent is not None and block.parent.name == "scf.for" and value.index == 0)
+    return (block.parent is None and block.label == "entry") or (
+        block.parent is not None and block.parent.name == "scf.for" and value.index == 0
     )
 
 
