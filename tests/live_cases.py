@@ -312,8 +312,10 @@ def check_statistics(row: Row, values: torch.Tensor, repeats: int = 1) -> None:
 
 
 def find(rows: Any, start: str) -> Row:
-    """The only row whose statement begins with `start`."""
+    """The row of the result of the only statement that begins with `start`; a load inside of a
+    statement has a row without a variable."""
     found = [row for row in rows if row.statement.startswith(start)]
+    found = [row for row in found if row.variable is not None] or found
     assert len(found) == 1, f"{start!r}: {[row.statement for row in rows]}"
     return found[0]
 

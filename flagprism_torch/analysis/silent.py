@@ -24,6 +24,7 @@ from .births import lanes_of, owner
 from .chains import Chain
 from .forecast import wraps_at
 
+_COMBINE = ("tt.reduce", "tt.scan", "tt.dot")
 LOST_ADDITIONS = 16
 STAGNATION = 0.1
 TF32_LANES = 32
@@ -85,7 +86,11 @@ def _anomaly(
     details: dict[str, Any] = {kind.counter: found.nan}
     if found.largest:
         details["headroom"] = wraps_at(found.largest)
-    consumer = next((op_id for op_id in check.reaches if op_id != check.op_id), None)
+    reached = [op_id for op_id in check.reaches if op_id != check.op_id]
+    # what combines lanes is what uses those that nothing masks
+    consumer = next((i for i in reached if block.table.ops[i].op in _COMBINE), None)
+    if consumer is None and len(reached) == 1:
+        consumer = reached[0]
     if consumer is not None:
         details["consumer"] = block.table.ops[consumer].statement
     at = owner(block, check)

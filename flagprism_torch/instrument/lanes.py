@@ -28,6 +28,10 @@ class Lanes:
     def __init__(self, module: Module) -> None:
         self._valid, self._needed = ValidLanes(module.entry), NeededLanes(module.entry)
 
+    def is_wider(self, value: Value) -> bool:
+        """Whether the needed lanes of a value are a superset for want of a short description."""
+        return self._needed.is_wider(value)
+
     def valid(self, value: Value) -> Mask:
         return self._fit(value, self._valid.of(value))
 

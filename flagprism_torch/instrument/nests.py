@@ -52,6 +52,7 @@ class Nests:
         self._lines = insertions.module.lines
         self._carried: dict[Nest, list[Accumulator]] = {}
         self._counters: dict[Nest, Accumulator] = {}
+        self._new_yields: dict[Op, list[tuple[str, str]]] = {}  # of loops without one: (name, type)
 
     def __iter__(self) -> Iterator[Nest]:
         return iter(list(self._carried))
@@ -141,5 +142,13 @@ class Nests:
                 self._lines[last.line],
             )
         else:
-            end = last.end if last is not None else block.line
+            pairs = zip(yields, (a.type.text for a in accumulators), strict=True)
+            self._new_yields.setdefault(loop, []).extend(pairs)
+
+    def close(self) -> None:
+        """End the loops that had no yield; nothing may be added to their bodies afterwards."""
+        for loop, pairs in self._new_yields.items():
+            block = loop.regions[0][-1]
+            end = block.ops[-1].end if block.ops else block.line
+            names, types = (", ".join(part) for part in zip(*pairs, strict=True))
             self._new.at(end).append(f"scf.yield {names} : {types} loc(unknown)")

@@ -5,7 +5,7 @@ Note [Offset arithmetic]
 Additions, subtractions, products and shifts whose result flows, through integer arithmetic and
 shape operations, into the offset of `tt.addptr`, a descriptor's index, or the mask of an access.
 Not followed are operations that are at home where integers wrap on purpose, such as hashes and
-random numbers: exclusive or, logical shifts, unsigned arithmetic, bit masks.
+random numbers: exclusive or, logical shifts, unsigned arithmetic, bit masks, remainders.
 
 Note [Magnitudes]
 A bound of |v| that holds in all lanes, made from the bounds of the operands. So a tile costs
@@ -28,7 +28,7 @@ TOP = 1 << 31
 RULES = {"arith.addi": "add", "arith.subi": "sub", "arith.muli": "mul", "arith.shli": "shl"}
 _SHAPES = ("tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans",
            "ttg.convert_layout", "arith.extsi", "arith.index_cast")  # fmt: skip
-_FOLLOWED = (*RULES, *_SHAPES, "arith.divsi", "arith.remsi", "arith.ceildivsi", "arith.floordivsi",
+_FOLLOWED = (*RULES, *_SHAPES, "arith.divsi", "arith.ceildivsi", "arith.floordivsi",
              "arith.minsi", "arith.maxsi", "arith.shrsi", "arith.select", "arith.trunci",
              "tt.join", "tt.cat", "tt.split", "tt.gather")  # fmt: skip
 _LOGIC = ("arith.andi", "arith.ori", "arith.xori")

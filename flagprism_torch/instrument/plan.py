@@ -3,7 +3,9 @@
 Note [Chosen values]
 Level 1 probes what a statement finally produces: a value that is used outside of its statement
 (outermost source line), and what stores and atomics write. So library code that is inlined into one
-statement, such as `tl.sort`, counts as that statement. Not probed: constants, shape-only operations
+statement, such as `tl.sort`, counts as that statement. Floats that are loaded inside of a larger
+statement (`tl.load(p).to(tl.float32)`) have a row without a variable, because a NaN that comes from
+memory must be told from one that is made. Not probed: constants, shape-only operations
 (their values are their operand's, which leaves the statement through them), pointers, and integers
 that come from program ids, ranges and scalar arguments alone (index arithmetic).
 
@@ -145,9 +147,11 @@ class _Planner:
         for value in op.results:
             if value.type.is_pointer or value.type.element.startswith(("!", "index")):
                 continue
-            if is_constant(value) or not self._final(op, value):
+            real = REAL.match(value.type.element) is not None
+            inner = not self._final(op, value)
+            if is_constant(value) or (inner and not (real and op.name in LOADS)):
                 continue
-            whole = not REAL.match(value.type.element) or op.name in _FROM_INT
+            whole = not real or op.name in _FROM_INT
             if whole and not self.facts.is_data(value):
                 self.left_out["index arithmetic"] += 1
                 continue
@@ -163,8 +167,8 @@ class _Planner:
                 continue
             role = "load" if op.name in LOADS else "atomic" if op.name in ATOMICS else "value"
             pointer = self.facts.argument(op.operands[0]) if role != "value" else None
-            found.append(Chosen(self._record(op, value, live), live.label, role, op.frames[0],
-                                 pointer))  # fmt: skip
+            frame = replace(op.frames[0], name=None) if inner else op.frames[0]
+            found.append(Chosen(self._record(op, value, live), live.label, role, frame, pointer))
         return found
 
     def _stored(self, op: Op) -> list[Chosen]:

@@ -79,6 +79,7 @@ class _Rewriter:
             for place, final in self.finals:
                 if place.loops == nest:
                     self._total(place, final, results)
+        self.nests.close()
         return self.new.text()
 
     def _mode(self, place: Place) -> int:

@@ -51,7 +51,7 @@ def silent_checks(ops: list[Op], facts: Facts, lanes: Lanes) -> tuple[list[Check
         needed, valid, line, label = lanes.examined(op, examined)
         if needed is NONE or (kind == "undefined" and implied_by(parts[0], needed)):
             continue
-        if label == "unknown":
+        if label == "unknown" or lanes.is_wider(examined):
             left_out += 1
             continue
         found.append(Check(rule, op, value, needed, valid, line, label, kind, parts))

@@ -67,6 +67,7 @@ class NeededLanes:
         self._function = function
         self._needs: dict[int, Mask] = {}
         self._handed: set[int] = set()  # passed from one block of a function to another
+        self._wider: set[int] = set()  # ALL for want of a short description, or behind such a value
         order = {block.label: index for index, block in enumerate(function.blocks)}
         for index, block in enumerate(function.blocks):
             for op in block.ops:
@@ -82,6 +83,10 @@ class NeededLanes:
     def of(self, value: Value) -> Mask:
         """Needed lanes of a value: an i1 description of its shape, ALL, NONE or UNKNOWN."""
         return self._needs.get(id(value), UNKNOWN)
+
+    def is_wider(self, value: Value) -> bool:
+        """Whether the description of a value may hold lanes only because it grew too large."""
+        return id(value) in self._wider
 
     def _block(self, block: Block) -> None:
         for op in reversed(block.ops):
@@ -100,10 +105,16 @@ class NeededLanes:
         """Lanes needed by any use. All users further down are done."""
         result = UNKNOWN if id(value) in self._handed else NONE
         for user, position in value.uses:
-            result = either(result, self._from(user, position, value))
+            one = self._from(user, position, value)
+            if one is not NONE and any(map(self.is_wider, user.results)):
+                self._wider.add(id(value))
+            result = either(result, one)
             if result is ALL:
                 return ALL
-        return result if size(result) <= LARGEST else ALL
+        if size(result) <= LARGEST:
+            return result
+        self._wider.add(id(value))
+        return ALL
 
     def _from(self, user: Op, position: int, value: Value) -> Mask:
         """What one use needs, as said where the value is defined."""
