@@ -83,7 +83,7 @@ def checked_gather(x_ptr, at_ptr, o_ptr, n, B: tl.constexpr):
     i = tl.arange(0, B)
     inside = i < n
     at = tl.load(at_ptr + i, mask=inside)
-    tl.device_assert(((0 <= at) & (at < 9)) | ~inside, "index out of bounds")
+    tl.device_assert(((at >= 0) & (at < 9)) | ~inside, "index out of bounds")
     tl.store(o_ptr + i, tl.load(x_ptr + at, mask=inside), mask=inside)
 
 
