@@ -230,7 +230,9 @@ class Session:
         table = self.table()
         log = self._complete_log()
         return reports.text(
-            *(table, log.anomalies(), self._coverage),
+            table,
+            log.anomalies(),
+            self._coverage,
             steps=self.steps,
             detail=detail,
             hidden=log.hidden(),
@@ -242,7 +244,9 @@ class Session:
         table = self.table()
         log = self._complete_log()
         return reports.to_json(
-            *(table, log.anomalies(), self._coverage),
+            table,
+            log.anomalies(),
+            self._coverage,
             steps=self.steps,
             detail=detail,
             hidden=log.hidden(),

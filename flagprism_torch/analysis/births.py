@@ -11,6 +11,7 @@ Note [Findings of a block]
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from ..records.model import Anomaly, Block, CheckEntry, Found, OpEntry, Row, Sta
 from . import causes, join
 
 READS = ("load", "atomic")
+Place = tuple[int, tuple[int, int, int] | None, int | None, Any, int]  # as in `Found`
 EXTERN = "extern"  # op of the one row of an extern call (hooks.externs)
 
 
@@ -157,19 +159,38 @@ def _of_check(
 ) -> Anomaly:
     """A birth of one kind; its counts are those of the check, of both kinds."""
     first = found.first_nan if kind == "nan" else found.first_inf
-    launch, program, iteration, lane, bits = first or (block.first_launch, None, None, None, None)
     sign = "+" * (found.posinf > 0) + "-" * (found.neginf > 0)
-    at = owner(block, check)
-    lanes, live = lanes_of(block, check, rows)
     nan, posinf, neginf = found.nan, found.posinf, found.neginf
     others = posinf + neginf if kind == "nan" else nan
     details: dict[str, Any] = {}
     if found.padding > others:  # padding is not told apart by kind: some is certainly of this one
         details["padding"] = True
         details["padding_only"] = found.padding == nan + posinf + neginf
-    return Anomaly(
+    anomaly = of_check(step, block, check, rows, first)
+    return dataclasses.replace(
+        anomaly,
         kind=kind,
         verdict="seen" if check.mask == "unknown" else "born",
+        counts=MappingProxyType(
+            {**anomaly.counts, "padding": found.padding, "nan": nan, "posinf": posinf,
+             "neginf": neginf}
+        ),
+        operands=tuple(_operand(operand.name, operand.record, rows) for operand in check.operands),
+        cause=causes.cause(check, kind, first[4], sign if len(sign) < 2 else "") if first else "",
+        details=MappingProxyType(details),
+    )  # fmt: skip
+
+
+def of_check(
+    step: int, block: Block, check: CheckEntry, rows: Sequence[Row], first: Place | None
+) -> Anomaly:
+    """Where a check found something, for its kind to complete; `first`: its earliest place."""
+    launch, program, iteration, lane, _ = first or (block.first_launch, None, None, None, 0)
+    at = owner(block, check)
+    lanes, live = lanes_of(block, check, rows)
+    return Anomaly(
+        kind=check.kind,
+        verdict="found",
         severity="info",
         step=step,
         last_step=step,
@@ -192,21 +213,9 @@ def _of_check(
         lane=lane,
         iteration=iteration,
         counts=MappingProxyType(
-            {
-                "lanes": lanes,
-                "live": live,
-                "padding": found.padding,
-                "nan": nan,
-                "posinf": posinf,
-                "neginf": neginf,
-            }
+            {"lanes": lanes, "live": live, "padding": 0, "nan": 0, "posinf": 0, "neginf": 0}
         ),
         site=block.site.key,
-        operands=tuple(_operand(operand.name, operand.record, rows) for operand in check.operands),
-        cause=""
-        if bits is None
-        else causes.cause(check, kind, bits, sign if len(sign) < 2 else ""),
-        details=MappingProxyType(details),
     )
 
 

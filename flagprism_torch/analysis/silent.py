@@ -14,13 +14,14 @@ kinds are normal in small numbers and only count in large ones:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..records.model import Anomaly, Block, CheckEntry, Found, Row
 from . import join
-from .births import lanes_of, owner
+from .births import of_check
 from .chains import Chain
 from .forecast import wraps_at
 
@@ -80,9 +81,6 @@ def _matters(check: CheckEntry, found: Found) -> bool:
 def _anomaly(
     step: int, block: Block, check: CheckEntry, found: Found, kind: _Kind, rows: Sequence[Row]
 ) -> Anomaly:
-    launch, program, iteration, lane, _ = found.first_nan or (
-        block.first_launch, None, None, None, 0
-    )  # fmt: skip
     details: dict[str, Any] = {kind.counter: found.nan}
     if found.largest:
         details["headroom"] = wraps_at(found.largest)
@@ -93,36 +91,10 @@ def _anomaly(
         consumer = reached[0]
     if consumer is not None:
         details["consumer"] = block.table.ops[consumer].statement
-    at = owner(block, check)
-    lanes, live = lanes_of(block, check, rows)
-    return Anomaly(
+    return dataclasses.replace(
+        of_check(step, block, check, rows, found.first_nan),
         kind=kind.kind,
-        verdict="found",
         severity="warning",
-        step=step,
-        last_step=step,
-        occurrences=1,
-        launch=launch,
-        kernel=block.table.kernel,
-        statement=check.statement,
-        file=check.file,
-        line=check.line,
-        variable=check.variable,
-        op=check.op,
-        op_id=check.op_id,
-        module=at.module,
-        modules=at.modules,
-        phase=at.phase,
-        aten=at.aten,
-        model_file=at.model_file,
-        model_line=at.model_line,
-        program=program,
-        lane=lane,
-        iteration=iteration,
-        counts=MappingProxyType(
-            {"lanes": lanes, "live": live, "padding": 0, "nan": 0, "posinf": 0, "neginf": 0}
-        ),
-        site=block.site.key,
         cause=kind.cause.format(check.dtype),
         details=MappingProxyType(details),
     )

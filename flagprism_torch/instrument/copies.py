@@ -8,15 +8,11 @@ ranges that it cannot tell to be one.
 
 from __future__ import annotations
 
-import re
-
 from flagprism_torch.instrument.insertions import Insertions
 from flagprism_torch.ir.module import Op, Value
 from flagprism_torch.ir.recipes import recipe
-from flagprism_torch.ir.text import split_location
+from flagprism_torch.ir.text import VALUE, split_location
 from flagprism_torch.ir.types import Type
-
-_NAME = re.compile(r"%[A-Za-z0-9_$.\-]+(?:#\d+)?")
 
 
 class Copies:
@@ -43,7 +39,7 @@ class Copies:
             return op.results[0].name
         names = {v.name: self._names.get(v, v.name) for v in op.operands}
         text = split_location(self._new.module.lines[op.line])[0].partition(" = ")[2]
-        return self._line(_NAME.sub(lambda match: names.get(match.group(), match.group()), text))
+        return self._line(VALUE.sub(lambda match: names.get(match.group(), match.group()), text))
 
     def _range(self, op: Op) -> str:
         kind = op.results[0].type

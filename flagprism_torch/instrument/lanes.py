@@ -42,10 +42,7 @@ class Lanes:
             return Live(NONE, NONE, op.end, "live")
         if needed is NONE:  # an atomic that is there for its effect: what it returned is shown
             needed = ALL
-        if needed is not UNKNOWN and position(needed, op) is None:
-            needed = UNKNOWN
-        if valid is not UNKNOWN and position(valid, op) is None:
-            valid = UNKNOWN
+        valid, needed = _placed(valid, op), _placed(needed, op)
         watched = ALL if needed is UNKNOWN else needed
         if valid is UNKNOWN:
             return Live(UNKNOWN, watched, self._line(op, watched), "unknown")
@@ -57,10 +54,9 @@ class Lanes:
 
     def examined(self, op: Op, value: Value) -> tuple[Mask, Mask, int, str]:
         """(lanes to look for births in, valid lanes, line, what the table says of the first)."""
-        valid, needed = self.valid(value), self._fit(value, self._needed.of(value))
-        if valid is not UNKNOWN and position(valid, op) is None:
-            valid = UNKNOWN
-        if needed is not UNKNOWN and position(needed, op) is not None:
+        valid = _placed(self.valid(value), op)
+        needed = _placed(self._fit(value, self._needed.of(value)), op)
+        if needed is not UNKNOWN:
             label = "all" if needed is ALL else "needed"
             return needed, valid, self._line(op, needed, valid), label
         known = ALL if valid is UNKNOWN else valid
@@ -77,3 +73,8 @@ class Lanes:
     def _line(op: Op, *masks: Mask) -> int:
         lines = [position(mask, op) for mask in masks if mask not in (ALL, NONE, UNKNOWN)]
         return max((line for line in lines if line is not None), default=op.end)
+
+
+def _placed(mask: Mask, op: Op) -> Mask:
+    """The mask if it can be written behind an operation, else UNKNOWN."""
+    return mask if mask is not UNKNOWN and position(mask, op) is not None else UNKNOWN

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,10 +18,9 @@ from flagprism_torch.instrument import mask_probes, values
 from flagprism_torch.ir.masks import ALL, CONSTANTS, NONE, Mask, leaves
 from flagprism_torch.ir.module import Block, Module, Op, Value
 from flagprism_torch.ir.recipes import enclosing, recipe
-from flagprism_torch.ir.text import split_location
+from flagprism_torch.ir.text import VALUE, split_location
 from flagprism_torch.ir.types import Type, tensor_type
 
-_NAME = re.compile(r"%[A-Za-z0-9_$.\-]+(?:#\d+)?")
 Place = tuple[Block, int, list[str]]  # block, line after which the text stands, the text
 
 
@@ -215,7 +213,7 @@ class MaskText:
         """A pure operation once more, with what its operands are called here."""
         names = {v.name: v.name if _at(v, place) else self._find(v, place) for v in op.operands}
         text = split_location(self._lines[op.line])[0].partition(" = ")[2]
-        text = _NAME.sub(lambda match: names.get(match.group()) or match.group(), text)
+        text = VALUE.sub(lambda match: names.get(match.group()) or match.group(), text)
         self._made[id(place[0]), op.results[0]] = (place[1], self._line(text, place))
 
 

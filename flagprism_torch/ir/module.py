@@ -13,10 +13,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from flagprism_torch.ir.locations import Frame, Locations
-from flagprism_torch.ir.text import QUOTED, header_arguments, split_location, split_top, symbol
+from flagprism_torch.ir.text import (
+    QUOTED,
+    VALUE,
+    header_arguments,
+    split_location,
+    split_top,
+    symbol,
+)
 from flagprism_torch.ir.types import Type, parse_type, parse_types
 
-_VALUE = re.compile(r"%[A-Za-z0-9_$.\-]+(?:#\d+)?")
 _FOR = re.compile(
     r"\s*(?:unsigned )?(%[\w$.\-]+) = (\S+) to (\S+) step (\S+)\s*"
     r"(?:iter_args\((.*?)\) -> \((.*)\))?\s*(?:: (\w+))?\s*\{$"
@@ -324,7 +330,7 @@ class Module:
         """`"tt.reduce"(%a) <{...}> ({ ... }) {...} : (types) -> types`"""
         line = self._at
         before = rest[: rest.rindex("({")] if rest.endswith("({") else rest[:-1]
-        for name in _VALUE.findall(QUOTED.sub('""', before)):
+        for name in VALUE.findall(QUOTED.sub('""', before)):
             self._use(op, name)
         self._at += 1
         op.regions.append(self._region(op, line))
@@ -346,11 +352,11 @@ class Module:
         text = QUOTED.sub('""', op.head)
         if op.name in ("cf.br", "cf.cond_br"):
             op.successors = [
-                (label, [self._lookup(name) for name in _VALUE.findall(values.split(":")[0])])
+                (label, [self._lookup(name) for name in VALUE.findall(values.split(":")[0])])
                 for label, values in _SUCCESSOR.findall(rest)
             ]
             text = text.split("^")[0]
-        used = _VALUE.findall(text)
+        used = VALUE.findall(text)
         if op.name in _SOURCE_LAST:
             used.insert(1, used.pop())
         for name in used:

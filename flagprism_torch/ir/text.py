@@ -6,6 +6,7 @@ import functools
 import re
 
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+VALUE = re.compile(r"%[A-Za-z0-9_$.\-]+(?:#\d+)?")  # the name of an SSA value at its use
 SYMBOL = re.compile(r'@(?:"([^"]+)"|([\w$.\-]+))')  # quoted where the name has other characters
 _DEPTH = dict.fromkeys("<({[", 1) | dict.fromkeys("])}>", -1)
 _PARENTHESIS = re.compile(rf"{QUOTED.pattern}|[()]")
