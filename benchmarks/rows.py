@@ -28,6 +28,7 @@ from benchmarks.measure import (
     plain,
     synchronize,
 )
+from flagprism_torch.hooks import ahead
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,8 @@ def _outside(device: str, small: bool) -> list[Line]:
 
 
 def _compile(device: str, small: bool) -> list[Line]:
-    """Building the twins of the step: the first step inside a session against a later one.
+    """Building the twins of the step, as a user waits for it: the first step inside a session
+    against a later one, by the clock on the wall.
 
     Raises:
         RuntimeError: the twins were there before.
@@ -294,7 +296,9 @@ def _compile(device: str, small: bool) -> list[Line]:
     built = session.coverage.to_dict()["instrumented"]
     if compiled < built:
         raise RuntimeError(f"{built} twins were used, but only {compiled} were compiled")
-    note = f"{compiled} twins of {built} kernels"
+    note = (
+        f"{compiled} twins of {built} kernels, {ahead.workers()} threads beside the launching one"
+    )
     return [Line("building twins, cold", times[0] - min(times[1:]), None, note)]
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from oracle import histogram_of, record_of
 
 from flagprism_torch.backends.cpu import register, unregister
-from flagprism_torch.instrument import histograms, values
+from flagprism_torch.instrument import histograms, values, words
 from flagprism_torch.records import layout
 from flagprism_torch.records.layout import RECORD_DTYPE, RECORD_WORDS, lane_bits
 
@@ -54,20 +54,25 @@ def float_once(x_ptr, mask_ptr, records, iteration, N: tl.constexpr, MASKED: tl.
     i = tl.program_id(0) * N + tl.arange(0, N)
     x = tl.load(x_ptr + i)
     mask = tl.load(mask_ptr + i) != 0
-    base, program = values.slot(records, 0, 1, SLOTS)
+    base, program = words.slot(records, 0, 1, SLOTS)
     live = tl.full([], N, tl.int64)
     if MASKED:
         live = values.mask_count(mask, T)
-    values.float_record(
-        x, mask, mask, mask, live, iteration.to(tl.int64), base, program, 0, MODE, MASKED, 0,
-        False, T, BITS
-    )  # fmt: skip
+    partials = values.float_partials(x, mask, mask, MASKED, False, T)
+    zero, low, high, total, squares = tl.reduce(partials, 0, values.merge_partials)
+    flags = tl.full([], 0, tl.int32)
+    flags = values.float_flags(x, low, high, squares, low, high, flags, 4)
+    values.put_usual(zero, low, high, total, squares, flags, live, base, 0, 4, MODE)
+    RARE: tl.constexpr = MODE if MODE != 0 else 1
+    values.rare_execution(
+        x, mask, flags, iteration.to(tl.int64), base, program, 0, 4, RARE, MASKED, T, BITS
+    )
 
 
 @triton.jit
 def float_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.constexpr,
                BITS: tl.constexpr):  # fmt: skip
-    base, program = values.slot(records, 0, 1, 0)
+    base, program = words.slot(records, 0, 1, 0)
     zero = tl.zeros([T], tl.int32)
     live = tl.zeros([T], tl.int64)
     if x_ptr.dtype.element_ty == tl.float64:
@@ -83,12 +88,18 @@ def float_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.cons
         x = tl.load(x_ptr + i)
         mask = tl.load(mask_ptr + i) != 0
         live = values.mask_accumulate(mask, live, T)
-        zero, low, high, total, squares, _ = values.float_accumulate(
-            x, mask, mask, mask, executions, base, program, 0, zero, low, high, total, squares, 1,
-            True, 0, False, T, BITS)  # fmt: skip
+        parts = values.float_partials(x, mask, mask, True, False, T)
+        flags = tl.zeros([T], tl.int32)
+        flags = values.any_flags(
+            values.float_flags(x, parts[1], parts[2], parts[4], low, high, flags, 2)
+        )
+        zero, low, high, total, squares = values.float_merge(
+            parts[0], parts[1], parts[2], parts[3], parts[4], zero, low, high, total, squares,
+            flags, 2)  # fmt: skip
+        values.rare_execution(x, mask, flags, executions, base, program, 0, 2, 1, True, T, BITS)
         executions += 1
     values.float_total(zero, low, high, total, squares, values.mask_total(live), executions, base,
-                       0, 0)  # fmt: skip
+                       0, 1)  # fmt: skip
 
 
 @triton.jit
@@ -97,17 +108,19 @@ def int_once(x_ptr, mask_ptr, records, N: tl.constexpr, MASKED: tl.constexpr, T:
     i = tl.program_id(0) * N + tl.arange(0, N)
     x = tl.load(x_ptr + i)
     mask = tl.load(mask_ptr + i) != 0
-    base, _ = values.slot(records, 0, 1, SLOTS)
+    base, _ = words.slot(records, 0, 1, SLOTS)
     live = tl.full([], N, tl.int64)
     if MASKED:
         live = values.mask_count(mask, T)
-    values.int_record(x, mask, live, base, 0, MODE, MASKED, T)
+    partials = values.int_partials(x, mask, MASKED, T)
+    zero, low, high, total, squares = tl.reduce(partials, 0, values.merge_partials)
+    values.put_int(zero, low, high, total, squares, live, base, 0, MODE)
 
 
 @triton.jit
 def int_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.constexpr,
              WIDE: tl.constexpr):  # fmt: skip
-    base, _ = values.slot(records, 0, 1, 0)
+    base, _ = words.slot(records, 0, 1, 0)
     zero = tl.zeros([T], tl.int32)
     if WIDE:
         low = tl.full([T], 0x7FFFFFFFFFFFFFFF, tl.int64)
@@ -343,7 +356,7 @@ def test_int_loop(dtype: str, iterations: int, device: str) -> None:
     check(decoded(records)[0], expected, dtype, scale_of(used, live))
 
 
-@pytest.mark.parametrize("mode", [values.MERGE, values.ATOMIC])
+@pytest.mark.parametrize("mode", [words.MERGE, words.ATOMIC])
 def test_several_executions_into_one_record(mode: int, device: str) -> None:
     """Merging in memory: one program after the other, or many that share slots."""
     programs, slots = 7, 3
@@ -355,7 +368,7 @@ def test_several_executions_into_one_record(mode: int, device: str) -> None:
     lanes = torch.tensor(mask.astype(np.int8), device=device)
     records = torch.zeros(slots * RECORD_WORDS, dtype=torch.int32, device=device)
     used = x.float()
-    if mode == values.ATOMIC:
+    if mode == words.ATOMIC:
         float_once[(programs,)](used.to(device), lanes, records, 0, N=N, MASKED=True, T=16,
                                 BITS=6, SLOTS=slots, MODE=mode)  # fmt: skip
     else:
@@ -374,7 +387,7 @@ def test_several_executions_into_one_record(mode: int, device: str) -> None:
         for index, k in enumerate(mine):
             bad = np.flatnonzero(live[index] & ~np.isfinite(parts[index]))
             if len(bad):
-                program, iteration = (k, 0) if mode == values.ATOMIC else (0, k)
+                program, iteration = (k, 0) if mode == words.ATOMIC else (0, k)
                 place = layout.pack_first(program, iteration, int(bad[0]), N)
                 break
         expected["first"] = place

@@ -88,7 +88,7 @@ def test_fold(slots: int, checks: int, ops: int, device: str) -> None:
     scratch = words(records).to(device).view(torch.int64)
     chunks = fold.chunks_of(slots)
     partial = torch.full((ops * chunks * 12,), -1, dtype=torch.int64, device=device)
-    tickets = torch.zeros(ops, dtype=torch.int32, device=device)
+    tickets = torch.zeros(ops + chunks, dtype=torch.int32, device=device)
     target = torch.full((ops * 12 + checks * 6,), -1, dtype=torch.int64, device=device)
     found = torch.arange(1, checks * 6 + 1, device=device)
     moved = found.clone()

@@ -23,6 +23,8 @@ class Profile:
         clock: a program can read a clock.
         float64: float64 arithmetic exists.
         warp_size: lanes of a warp where the options do not say; None if a program is one thread.
+        register_limits: registers per thread that a twin may use, (straight code, with loops, with
+            dot products), None for as many as the compiler likes; None if it cannot be limited.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Profile:
     clock: bool
     float64: bool
     warp_size: int | None
+    register_limits: tuple[int | None, int | None, int | None] | None = None
 
     def threads(self, options: Any) -> int:
         """Threads of one program: as many partial results a loop accumulator keeps.
@@ -49,6 +52,14 @@ class Profile:
             return int(getattr(options, name, default))
 
         return read("num_warps", 4) * read("warp_size", self.warp_size)
+
+    def registers(self, options: Any, loops: bool, dots: bool) -> int | None:
+        """Registers per thread that a twin may use, None for no limit. Branches that are hardly
+        ever taken make the compiler use more than what programs in flight can share."""
+        if self.register_limits is None or getattr(options, "maxnreg", None) is not None:
+            return None
+        limit = self.register_limits[2 if dots else 1 if loops else 0]
+        return None if limit is None else min(limit, 65536 // self.threads(options))
 
 
 def profile_of(target_backend: str) -> Profile:

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -36,9 +36,19 @@ SCRATCH_BYTES = 256 << 20  # per-program records of one launch; larger grids sha
 SHARED_SLOTS = 1024
 
 Build = Callable[[Recipe], Twin]
-# kernel or autotuner -> {(its configuration, recipe): twin or why there is none}; outlives sessions
-_twins: weakref.WeakKeyDictionary[Any, dict[Any, Twin | str]] = weakref.WeakKeyDictionary()
-_twins_lock = threading.RLock()
+
+
+@dataclass(eq=False)
+class _Known:
+    """What is known of one kernel or autotuner. `twins`: (its configuration, recipe) -> twin or why
+    there is none; `lock` is held while one is built, so that it is built once."""
+
+    twins: dict[Any, Twin | str] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock)
+
+
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()  # outlives sessions
+_known_lock = threading.RLock()
 
 
 _NOWHERE = Origin()
@@ -118,9 +128,7 @@ class Collector:
             run: launches `twin` through its own launcher.
         """
         self.coverage.saw(kernel)
-        recipe = self.recipe
-        if owner in self._large:
-            recipe = self.shared_recipe
+        recipe = self.recipe_for(owner)
         while True:
             twin = self._twin(owner, variant, kernel, recipe, build)
             if twin is None:
@@ -149,6 +157,16 @@ class Collector:
                 self._large.add(owner)
                 recipe = self.shared_recipe
 
+    def recipe_for(self, owner: Any) -> Recipe:
+        """What the next launch of `owner` asks of its twin first."""
+        return self.shared_recipe if owner in self._large else self.recipe
+
+    @staticmethod
+    def settled(owner: Any, variant: Any, recipe: Recipe) -> bool:
+        """Whether the twin was built, or is known not to be had."""
+        known = _known.get(owner)
+        return known is not None and (variant, recipe) in known.twins
+
     def _pointer_names(self, twin: Twin) -> tuple[str, ...]:
         names = self._pointers.get(twin)
         if names is None:
@@ -165,18 +183,19 @@ class Collector:
     def _twin(
         self, owner: Any, variant: Any, kernel: str, recipe: Recipe, build: Build
     ) -> Twin | None:
-        known = _twins.get(owner)
-        found = known.get((variant, recipe)) if known is not None else None
+        known = _known.get(owner)
+        found = known.twins.get((variant, recipe)) if known is not None else None
         if found is None:
-            with _twins_lock:
-                known = _twins.setdefault(owner, {})
-                found = known.get((variant, recipe))
+            with _known_lock:
+                known = _known.setdefault(owner, _Known())
+            with known.lock:
+                found = known.twins.get((variant, recipe))
                 if found is None:
                     try:
                         found = build(recipe)
                     except InstrumentationError as error:
                         found = str(error)
-                    known[variant, recipe] = found
+                    known.twins[variant, recipe] = found
         self._report(kernel, found)
         return found if isinstance(found, Twin) else None
 

@@ -15,24 +15,29 @@ launches.
 
 from __future__ import annotations
 
+import functools
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
 
+from flagprism_torch.hooks.ahead import Ahead
 from flagprism_torch.hooks.collector import Collector
 from flagprism_torch.hooks.patches import Patches
-from flagprism_torch.instrument.twin import Recipe, Twin, build
+from flagprism_torch.instrument.twin import Building, Recipe, Twin
 
 
 def install(patches: Patches, collector: Collector) -> None:
     """Patch Inductor's launch path."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    patches.replace(CachingAutotuner, "run", lambda original: _run(original, collector))
+    ahead = Ahead()
+    patches.replace(CachingAutotuner, "run", lambda original: _run(original, collector, ahead))
+    patches.at_exit(ahead.close)
 
 
-def _run(original: Any, collector: Collector) -> Any:
+def _run(original: Any, collector: Collector, ahead: Ahead) -> Any:
     def run(self: Any, *args: Any, stream: Any, benchmark_run: bool = False, **kwargs: Any) -> Any:
         reason = collector.pass_reason()
         if benchmark_run:
@@ -42,29 +47,38 @@ def _run(original: Any, collector: Collector) -> Any:
         if reason is not None:
             collector.coverage.passed(self.fn.__name__, reason)
             return original(self, *args, stream=stream, benchmark_run=benchmark_run, **kwargs)
-        return _record(original, collector, self, args, stream, kwargs)
+        return _record(original, collector, ahead, self, args, stream, kwargs)
 
     return run
 
 
 def _record(
-    original: Any, collector: Collector, autotuner: Any, args: Any, stream: Any, kwargs: Any
+    original: Any,
+    collector: Collector,
+    ahead: Ahead,
+    autotuner: Any,
+    args: Any,
+    stream: Any,
+    kwargs: Any,
 ) -> Any:
     name = autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
     with collector.benchmarking():
         _tune(autotuner, args, kwargs)
     (launcher,) = autotuner.launchers
-    site = collector.site(name, sys._getframe(2))
+    frame = sys._getframe(2)
+    site = collector.site(name, frame)
+    variant = _config_key(launcher.config)
 
     def make(recipe: Recipe) -> Twin:
-        return _twin(autotuner, launcher, recipe)
+        building = ahead.take(autotuner, (variant, recipe))
+        _begin_others(collector, ahead, autotuner, frame)
+        return _twin(autotuner, launcher, building or _building(autotuner, launcher, recipe))
 
     def run(twin: Any) -> Any:
         with _Surrounded(autotuner, launcher, args, stream, kwargs):
             return twin.launcher(*args, stream=stream, **kwargs)
 
     _set_allocator(autotuner)
-    variant = _config_key(launcher.config)
     device = torch.device(autotuner.device_props.type, autotuner.device_props.index or 0)
     if device.type == "cpu":
         device = torch.device("cpu")
@@ -115,51 +129,97 @@ def _tune(autotuner: Any, args: Any, kwargs: Any) -> None:
         autotuner.precompile()
     if len(autotuner.launchers) > 1:
         autotuner.autotune_to_one_config(*args, **kwargs)
-    meta = autotuner.inductor_meta
-    found = autotuner.launchers[0].config
-    if meta.get("combo_tuning_groups") and not getattr(found, "found_by_combo_autotune", False):
+    if _wants(autotuner, *_COMBO):
         autotuner.launchers = [
             autotuner._combo_sequential_autotune(autotuner.launchers[0], *args, **kwargs)
         ]
-    found = autotuner.launchers[0].config
-    if meta.get("coordinate_descent_tuning") and not getattr(found, "found_by_coordesc", False):
+    if _wants(autotuner, *_DESCENT):
         autotuner.launchers = [
             autotuner.coordinate_descent_tuning(autotuner.launchers[0], *args, **kwargs)
         ]
 
 
-def _twin(autotuner: Any, launcher: Any, recipe: Recipe) -> Twin:
-    """Compile the twin of a tuned launcher and give it a launcher of Inductor's own making."""
+# of tunings that start from one launcher: the setting that asks, the mark of a result
+_COMBO = "combo_tuning_groups", "found_by_combo_autotune"
+_DESCENT = "coordinate_descent_tuning", "found_by_coordesc"
+
+
+def _wants(autotuner: Any, setting: str, mark: str) -> bool:
+    found = getattr(autotuner.launchers[0].config, mark, False)
+    return bool(autotuner.inductor_meta.get(setting)) and not found
+
+
+def _tuned(autotuner: Any) -> bool:
+    """Whether a launch would tune nothing any more."""
+    return (
+        len(autotuner.launchers) == 1
+        and not _wants(autotuner, *_COMBO)
+        and not _wants(autotuner, *_DESCENT)
+    )
+
+
+def _begin_others(collector: Collector, ahead: Ahead, autotuner: Any, frame: FrameType) -> None:
+    """Begin twins of the kernels beside `autotuner`, if none of them is left to tune: busy threads
+    would disturb its benchmarks, and Inductor keeps what it finds."""
+    beside = _beside(autotuner, frame)
+    if not all(_tuned(other) for other in beside):
+        return
+    for other in beside:
+        launcher, recipe = other.launchers[0], collector.recipe_for(other)
+        twin = _config_key(launcher.config), recipe
+        if not collector.settled(other, *twin):
+            ahead.begin(other, twin, functools.partial(_building, other, launcher, recipe))
+
+
+def _beside(autotuner: Any, frame: FrameType | None) -> list[Any]:
+    """The kernels of the generated module that launches `autotuner`, in the order of their first
+    launch; the module is the first from `frame` outwards that knows it."""
+    while frame is not None:
+        known = list(frame.f_globals.values())
+        if any(value is autotuner for value in known):
+            return [value for value in known if isinstance(value, type(autotuner))]
+        frame = frame.f_back
+    return []
+
+
+def _building(autotuner: Any, launcher: Any, recipe: Recipe) -> Building:
+    """The twin of a tuned launcher, to be compiled."""
+    from torch._inductor.runtime import triton_heuristics as heuristics
+
+    if autotuner.fn.fn is None:  # from a compile worker or a bundle: the function was not pickled
+        autotuner.fn = _reloaded(autotuner)
+    meta = autotuner._create_compile_meta(launcher.config)
+    options = autotuner._create_compile_options(launcher.config, meta)
+    target = heuristics.GPUTarget(meta["device_type"], meta["cc"], _warp_size(autotuner))
+    return Building(
+        autotuner.fn, meta["signature"], meta["constants"], meta["configs"][0], target,
+        options, recipe,
+    )  # fmt: skip
+
+
+def _twin(autotuner: Any, launcher: Any, building: Building) -> Twin:
+    """The loaded twin of a tuned launcher, with a launcher of Inductor's own making."""
     from torch._dynamo.device_interface import DeviceGuard
     from torch._inductor.runtime import triton_heuristics as heuristics
 
     bundler: Any = getattr(heuristics, "TritonBundler", None)
     if hasattr(bundler, "put_winner"):  # as `run` does: the original stays in Inductor's caches
         bundler.put_winner(launcher.cache_hash)
-    if autotuner.fn.fn is None:  # from a compile worker or a bundle: the function was not pickled
-        autotuner.fn = _reloaded(autotuner)
-    config = launcher.config
-    meta = autotuner._create_compile_meta(config)
-    options = autotuner._create_compile_options(config, meta)
-    target = heuristics.GPUTarget(meta["device_type"], meta["cc"], _warp_size(autotuner))
+    meta = autotuner._create_compile_meta(launcher.config)
     guard = DeviceGuard(autotuner.get_device_interface(), autotuner.triton_meta["device"])
     with guard:
-        twin: Any = build(
-            autotuner.fn, meta["signature"], meta["constants"], meta["configs"][0], target,
-            options, recipe,
-        )  # fmt: skip
+        twin = building.finish()
         plain = {**autotuner.inductor_meta, "store_cubin": False}
         kernel = twin.kernel
         names = kernel.src.fn.arg_names
         kernel.src.fn.arg_names = names[:-1]  # the hidden argument is appended by the twin itself
         try:
-            result = heuristics.TritonCompileResult(kernel, config, meta, plain)
+            result = heuristics.TritonCompileResult(kernel, launcher.config, meta, plain)
             twin.launcher = result.make_launcher()
         finally:
             kernel.src.fn.arg_names = names
     kernel.src.forget()
-    made: Twin = twin
-    return made
+    return twin
 
 
 def _reloaded(autotuner: Any) -> Any:

@@ -39,6 +39,10 @@ class Patches:
         setattr(owner, name, call)
         self._stack.callback(_restore, owner, name, raw, call)
 
+    def at_exit(self, call: Callable[[], Any]) -> None:
+        """Run `call` when the stack unwinds, before what was replaced earlier is restored."""
+        self._stack.callback(call)
+
     def _over(self) -> None:
         self._on = False
 

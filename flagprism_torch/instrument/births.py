@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flagprism_torch.instrument.values import INF, NO_LANE, as_float, lane_index
+from flagprism_torch.instrument.tiles import INF, NO_LANE, as_float, either, lane_index
 
 # operand flags
 _NAN = tl.constexpr(1)
@@ -47,20 +47,15 @@ def operand_flags(flags, x, SIGNS: tl.constexpr, ZERO: tl.constexpr):
 
 
 @triton.jit
-def _or(a, b):
-    return a | b
-
-
-@triton.jit
 def slice_flags(flags, AXIS: tl.constexpr):
     """What any lane along AXIS has."""
-    return tl.reduce(flags, AXIS, _or)
+    return tl.reduce(flags, AXIS, either)
 
 
 @triton.jit
 def scan_flags(flags, AXIS: tl.constexpr, REVERSE: tl.constexpr):
     """What any lane up to (REVERSE: from) each lane along AXIS has."""
-    return tl.associative_scan(flags, AXIS, _or, REVERSE)
+    return tl.associative_scan(flags, AXIS, either, REVERSE)
 
 
 @triton.jit
@@ -69,8 +64,8 @@ def dot_flags(flags, a, b):
     RANK: tl.constexpr = len(a.shape)
     left = operand_flags(tl.zeros(a.shape, tl.int32), a, 0, False)
     right = operand_flags(tl.zeros(b.shape, tl.int32), b, 0, False)
-    rows = tl.expand_dims(tl.reduce(left, RANK - 1, _or), RANK - 1)
-    columns = tl.expand_dims(tl.reduce(right, RANK - 2, _or), RANK - 2)
+    rows = tl.expand_dims(tl.reduce(left, RANK - 1, either), RANK - 1)
+    columns = tl.expand_dims(tl.reduce(right, RANK - 2, either), RANK - 2)
     return flags | rows | columns
 
 

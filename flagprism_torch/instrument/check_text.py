@@ -10,7 +10,7 @@ from flagprism_torch.instrument.checks import Check
 from flagprism_torch.instrument.codegen import RECORDS
 from flagprism_torch.instrument.insertions import Insertions
 from flagprism_torch.instrument.mask_operand import MaskOperands
-from flagprism_torch.ir.module import Function
+from flagprism_torch.ir.module import Function, Value
 from flagprism_torch.ir.sentinels import Sentinels
 from flagprism_torch.ir.types import Type, parse_type, tensor_type
 from flagprism_torch.records.layout import lane_bits
@@ -35,13 +35,23 @@ class CheckText:
     ) -> None:
         self._new, self._masks, self._checks = insertions, masks, checks
         self.base = ""  # pointer to the check records
+        self._sentinels = Sentinels(function)
         if not checks:
             return
-        self._sentinels = Sentinels(function)
         self.base, words = insertions.name(), insertions.integer("i32", first_word)
         insertions.prologue.append(
             f"{self.base} = tt.addptr {insertions.hidden}, {words} : !tt.ptr<i32>, i32 loc(unknown)"
         )
+
+    def sentinel_operand(self, value: Value) -> Value | None:
+        """The operand of an elementwise operation whose sentinels (ir.sentinels) may be its result:
+        masked scores that a softmax shifts, say, which no program should take a rare branch for."""
+        if value.op is None or value.op.name in ("tt.reduce", "tt.scan", "tt.dot"):
+            return None
+        for operand in value.op.operands:
+            if operand.type == value.type and self._sentinels.of(operand):
+                return operand
+        return None
 
     def branch(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,7 @@ class Probe:
 
 # (backend, options, probe, arguments, constants) -> generated probe and its functions by name
 _generated: dict[Any, tuple[Probe, dict[str, str]]] = {}
+_generating = threading.Lock()
 
 
 class ProbeText:
@@ -95,9 +97,12 @@ class ProbeText:
     def get(self, probe: Any, arguments: Sequence[Argument], constants: dict[str, Any]) -> Probe:
         """The probe specialised to argument types and constexprs; generated once per process."""
         key = (*self._key, probe, tuple(arguments), tuple(sorted(constants.items())))
-        if key not in _generated:
-            _generated[key] = self._generate(probe, list(arguments), constants)
-        made, functions = _generated[key]
+        with (
+            _generating
+        ):  # generation is Python alone: threads would not gain from doing it at once
+            if key not in _generated:
+                _generated[key] = self._generate(probe, list(arguments), constants)
+            made, functions = _generated[key]
         self._functions.update(functions)
         return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flagprism_torch.instrument.values import INF
+from flagprism_torch.instrument.tiles import INF
 
 
 @triton.jit

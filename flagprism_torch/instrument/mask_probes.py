@@ -5,19 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _or(a, b):
-    return a | b
+from flagprism_torch.instrument.tiles import either
 
 
 @triton.jit
 def reverse_any(mask, AXIS: tl.constexpr, REVERSE: tl.constexpr):
     """Where the lane or a later one along AXIS is in, with REVERSE an earlier one; i1."""
     if REVERSE:
-        return tl.associative_scan(mask.to(tl.int32), AXIS, _or) != 0
+        return tl.associative_scan(mask.to(tl.int32), AXIS, either) != 0
     else:  # noqa: RET505 (in Triton a branch not taken needs its else)
-        return tl.associative_scan(mask.to(tl.int32), AXIS, _or, reverse=True) != 0
+        return tl.associative_scan(mask.to(tl.int32), AXIS, either, reverse=True) != 0
 
 
 @triton.jit

@@ -7,9 +7,10 @@ host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from flagprism_torch.instrument import histograms, values
+from flagprism_torch.instrument import histograms, values, words
 from flagprism_torch.instrument.check_text import CheckText
 from flagprism_torch.instrument.codegen import RECORDS, ProbeText
 from flagprism_torch.instrument.insertions import HIDDEN, Insertions
@@ -17,6 +18,7 @@ from flagprism_torch.instrument.mask_operand import MaskOperands
 from flagprism_torch.instrument.nests import Accumulator, Nests
 from flagprism_torch.instrument.plan import Plan
 from flagprism_torch.instrument.record import Place, Record
+from flagprism_torch.instrument.rounds import Member, Rounds
 from flagprism_torch.instrument.silent_text import SilentText
 from flagprism_torch.ir.masks import ALL, UNKNOWN, Mask
 from flagprism_torch.ir.module import Module, Op
@@ -50,6 +52,7 @@ class _Rewriter:
         self.plan, self.threads, self.slots = plan, threads, slots
         self.new = Insertions(module, probes)
         self.nests = Nests(self.new)
+        self.rounds = Rounds(self.new)
         self.masks = MaskOperands(self.new)
         self.live: dict[tuple[tuple[Op, ...], Mask], Accumulator] = {}
         self.finals: list[tuple[Place, Any]] = []
@@ -61,7 +64,7 @@ class _Rewriter:
     def text(self) -> str:
         constants = {"OFFSET": self.offset, "OPS": len(self.plan.records), "SLOTS": self.slots}
         hidden = (self.new.hidden, RECORDS)
-        base = self.new.probe(values.slot, [hidden], constants, self.new.prologue)
+        base = self.new.probe(words.slot, [hidden], constants, self.new.prologue)
         self.base, self.program = (f"{base}#0", RECORDS), (f"{base}#1", _I64)
         for index, record in enumerate(self.plan.records):
             if record.place.loops:
@@ -70,6 +73,7 @@ class _Rewriter:
                 self._once(index, record)
         for watch in self.plan.watches:
             self._watch(watch)
+        self.rounds.write()
         silent = SilentText(self.new, self.masks, self.nests, self.plan.checks, self.checks.base,
                             self.program, self.threads)  # fmt: skip
         silent.write()
@@ -84,8 +88,8 @@ class _Rewriter:
 
     def _mode(self, place: Place) -> int:
         if self.slots:
-            return values.ATOMIC
-        return values.MERGE if place.repeated else values.STORE
+            return words.ATOMIC
+        return words.MERGE if place.repeated else words.STORE
 
     # -- one record
 
@@ -98,26 +102,27 @@ class _Rewriter:
         threads = min(self.threads, kind.numel)
         live = self.masks.lanes(record.mask, kind, threads, record.op.block, record.line, out)
         op = (self.new.integer("i32", index), _I32)
-        constants = {"MODE": mode, "MASKED": masked, "T": threads}
+        put = ([(live, _I64), self.base, op], {"MODE": mode})
+        constants: dict[str, Any] = {"MASKED": masked, "T": threads}
         if not record.real:
-            self.new.probe(values.int_record, [value, mask, (live, _I64), self.base, op],
-                           constants, out)  # fmt: skip
+            partials = self.new.probe(values.int_partials, [value, mask], constants, out)
+            types = _types(_int_element(record), "f64", threads)
+            member = Member(record.line, value[:2], kind.numel // threads, (partials, types), put)
+            self.rounds.add(record.op.block, threads, False, member)
             return
-        iteration = (self.new.integer("i64", 0), _I64)
-        if record.place.repeated:
-            iteration = self._unknown_iteration(kind)
-            if mode == values.MERGE:
-                ran = self.new.probe(values.executed, [self.base, op], {}, out)
-                iteration = (ran, _I64)
-        watched, how = self._watched(record, kind, out)
-        others = self._others(record, kind, out)
-        trigger = self.new.probe(
-            values.float_record,
-            [value, mask, watched, others, (live, _I64), iteration, self.base, self.program, op],
-            {**constants, **how, "LANE_BITS": lane_bits(kind.numel)},
-            out,
+        iteration = self._iteration(record)
+        if mode == words.MERGE and record.place.repeated:
+            ran = self.new.probe(words.executed, [self.base, op], {}, out)
+            iteration = (ran, _I64)
+        extra, has_extra = self._extra(record, value, out)
+        partials = self.new.probe(
+            values.float_partials, [value, mask, extra], {**constants, "EXTRA": has_extra}, out
         )
-        self.checks.branch(record.checks, trigger, iteration, self.program, record.line, out)
+        wide = "f64" if kind.element == "f64" else "f32"
+        member = self._member(record, value, (partials, _types(wide, wide, threads)), iteration)
+        member.put = put
+        member.rare = self._rare(index, record, value, mask, constants, iteration)
+        self.rounds.add(record.op.block, threads, False, member)
 
     def _carry(self, index: int, record: Record) -> None:
         nest = record.place.loops
@@ -129,59 +134,75 @@ class _Rewriter:
         level = len(nest) - 1
         counter = self.nests.counter(nest)
         live = self._live_carried(nest, record, mask, masked, threads, out)
-        constants: dict[str, Any] = {"MASKED": masked, "T": threads}
-        iteration = (counter.inside(level), _I64)
-        if record.place.repeated:
-            iteration = self._unknown_iteration(kind)
-        if record.real:
-            watched, how = self._watched(record, kind, out)
-            others = self._others(record, kind, out)
-            probe: Any = values.float_accumulate
-            arguments = [value, mask, watched, others, iteration, self.base, self.program]
-            arguments.append((self.new.integer("i32", index), _I32))
-            constants.update(how)
-            constants["MODE"] = self._mode(record.place) or values.MERGE
-            constants["LANE_BITS"] = lane_bits(kind.numel)
-            wide = "f64" if kind.element == "f64" else "f32"
-        else:
-            probe, arguments = values.int_accumulate, [value, mask]
-            narrow = kind.element in ("i1", "i8", "i16") or (
-                kind.element == "i32" and not record.unsigned
-            )
-            wide = "i32" if narrow else "i64"
-        sums = wide if record.real else "f64"
-        roles = [("zero", "i32"), ("low", wide), ("high", wide), ("total", sums), ("squares", sums)]
-        carried = [self.nests.accumulator(nest, role, e, threads) for role, e in roles]
-        arguments += [(a.inside(level), a.type) for a in carried]
-        made = self.new.probe(probe, arguments, constants, out)
-        for position, accumulator in enumerate(carried):
-            accumulator.update = f"{made}#{position}"
+        wide = sums = "f64" if kind.element == "f64" else "f32"
+        if not record.real:
+            wide, sums = _int_element(record), "f64"
+        types = _types(wide, sums, threads)
+        carried = [
+            self.nests.accumulator(nest, role, each.element, threads)
+            for role, each in zip(_ROLES, types, strict=True)
+        ]
         self.finals.append((record.place, (index, record, kind, carried, live, counter)))
-        trigger = f"{made}#{len(carried)}"
-        self.checks.branch(record.checks, trigger, iteration, self.program, record.line, out)
+        constants: dict[str, Any] = {"MASKED": masked, "T": threads}
+        if not record.real:
+            arguments = [value, mask, *((a.inside(level), a.type) for a in carried)]
+            made = self.new.probe(values.int_accumulate, arguments, constants, out)
+            for position, accumulator in enumerate(carried):
+                accumulator.update = f"{made}#{position}"
+            return
+        iteration = self._iteration(record)
+        extra, has_extra = self._extra(record, value, out)
+        partials = self.new.probe(
+            values.float_partials, [value, mask, extra], {**constants, "EXTRA": has_extra}, out
+        )
+        member = self._member(record, value, (partials, types), iteration)
+        member.carried, member.level = carried, level
+        member.rare = self._rare(index, record, value, mask, constants, iteration)
+        self.rounds.add(record.op.block, threads, True, member)
 
     def _watch(self, record: Record) -> None:
         """Checks of values that have no record."""
         out = self.new.at(record.line)
         value = self.new.tile(record.value, out)
-        kind = value[1]
-        watched, masked = self.masks.operand(
-            record.watched, kind, record.op.block, record.line, out
-        )
-        constants = {"WATCHED": int(masked), "OTHERS": bool(record.others)}
-        trigger = self.new.probe(
-            values.is_suspicious,
-            [value, self._others(record, kind, out), watched],
-            {**constants, "T": min(self.threads, kind.numel)},
-            out,
-        )
+        threads = min(self.threads, value[1].numel)
+        extra, _ = self._extra(record, value, out, own=True)
+        found = self.new.probe(values.doubts, [extra], {"T": threads}, out)
+        partials = (found, [tensor_type((threads,), "f32")])
+        member = self._member(record, value, partials, self._iteration(record))
+        self.rounds.add(record.op.block, threads, bool(record.place.loops), member)
+
+    def _member(
+        self,
+        record: Record,
+        value: Any,
+        partials: tuple[str, Sequence[Type]],
+        iteration: tuple[str, Type],
+    ) -> Member:
+        """A float value's part in a round."""
+
+        def checks(trigger: str, out: list[str]) -> None:
+            self.checks.branch(record.checks, trigger, iteration, self.program, record.line, out)
+
+        lanes = value[1].numel // partials[1][0].numel * (1 + len(record.others))
+        return Member(record.line, value[:2], lanes, partials, checks=checks)
+
+    def _rare(
+        self, index: int, record: Record, value: Any, mask: Any, constants: Any, iteration: Any
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Operands (but for the flags) and constants of rare_execution."""
+        op = (self.new.integer("i32", index), _I32)
+        mode = self._mode(record.place) or words.MERGE
+        more = {"MODE": mode, "LANE_BITS": lane_bits(value[1].numel)}
+        return [value, mask, iteration, self.base, self.program, op], constants | more
+
+    def _iteration(self, record: Record) -> tuple[str, Type]:
+        """How often the program executed the statement before, as far as it is known."""
         nest = record.place.loops
-        iteration = (self.new.integer("i64", 0), _I64)
         if record.place.repeated:
-            iteration = self._unknown_iteration(kind)
-        elif nest:
-            iteration = (self.nests.counter(nest).inside(len(nest) - 1), _I64)
-        self.checks.branch(record.checks, trigger, iteration, self.program, record.line, out)
+            return self._unknown_iteration(record.value.type)
+        if nest:
+            return self.nests.counter(nest).inside(len(nest) - 1), _I64
+        return self.new.integer("i64", 0), _I64
 
     def _total(self, place: Place, final: Any, results: dict[str, str]) -> None:
         """The record of a nest's partials, after the outermost loop."""
@@ -197,7 +218,10 @@ class _Rewriter:
         arguments += [(lanes, _I64), (executions, _I64), self.base]
         op = (self.new.integer("i32", index), _I32)
         probe = values.float_total if record.real else values.int_total
-        self.new.probe(probe, [*arguments, op], {"MODE": self._mode(place)}, out)
+        mode = self._mode(place)
+        if record.real:  # rare executions are in memory already
+            mode = mode or words.MERGE
+        self.new.probe(probe, [*arguments, op], {"MODE": mode}, out)
 
     def _histogram(self, index: int, value: Any, mask: Any, masked: bool, out: list[str]) -> None:
         block = self.histograms.get(index)
@@ -219,29 +243,34 @@ class _Rewriter:
         mask, masked = self.masks.operand(record.mask, kind, record.op.block, record.line, out)
         return (name, kind, record.unsigned), mask, masked
 
-    def _watched(
-        self, record: Record, kind: Type, out: list[str]
-    ) -> tuple[tuple[str, Type], dict[str, Any]]:
-        """The lanes whose non-finite values lead to checks."""
-        how = {"WATCHED": 0, "OTHERS": bool(record.others)}
-        same = record.watched == record.mask
-        if not record.checks or same or (record.watched is ALL and record.mask is UNKNOWN):
-            return (self.new.constant("i1", "true"), _I1), how
-        operand, masked = self.masks.operand(
-            record.watched, kind, record.op.block, record.line, out
-        )
-        return operand, {**how, "WATCHED": 1 if masked else 2}
-
-    def _others(self, record: Record, kind: Type, out: list[str]) -> tuple[str, Type]:
-        """What else is watched, as one tile."""
-        if not record.others:
-            return self.new.constant("i1", "true"), _I1
+    def _extra(
+        self, record: Record, value: Any, out: list[str], own: bool = False
+    ) -> tuple[tuple[str, Type], bool]:
+        """What the record's own live lanes do not show, as a tile of doubts, and whether there is
+        any (instrument.values, Note [Usual tiles]). own: the value itself is to be looked at, which
+        else it only is if not all that is watched is live."""
+        kind = value[1]
+        known = record.watched == record.mask or (record.watched is ALL and record.mask is UNKNOWN)
+        own |= bool(record.checks) and not known
+        looked_at = [*record.others, *([record.value] if own else [])]
+        if not looked_at:
+            return (self.new.constant("i1", "true"), _I1), False
         tile = tensor_type(kind.dims, "f32")
         name = self.new.constant(tile.text, "dense<0.0>")
-        for value in record.others:
-            operands = [(name, tile), self.new.tile(value, out)]
-            name = self.new.probe(values.suspects, operands, {}, out)
-        return name, tile
+        for each in looked_at:
+            operands = [(name, tile), self.new.tile(each, out)]
+            handed = self.checks.sentinel_operand(each)
+            if handed is None:
+                name = self.new.probe(values.doubt, operands, {}, out)
+            else:
+                operands.append(self.new.tile(handed, out))
+                name = self.new.probe(values.doubt_unless, operands, {}, out)
+        watched, masked = self.masks.operand(
+            record.watched, kind, record.op.block, record.line, out
+        )
+        if masked:
+            name = self.new.probe(values.where, [(name, tile), watched], {}, out)
+        return (name, tile), True
 
     def _live_carried(
         self, nest: tuple[Op, ...], record: Record, mask: Any, masked: bool, threads: int,
@@ -261,3 +290,18 @@ class _Rewriter:
 
     def _unknown_iteration(self, kind: Type) -> tuple[str, Type]:
         return self.new.integer("i64", (1 << iteration_bits(kind.numel)) - 1), _I64
+
+
+_ROLES = ("zero", "low", "high", "total", "squares")
+
+
+def _types(wide: str, sums: str, threads: int) -> list[Type]:
+    """Types of the five partials of a record."""
+    return [tensor_type((threads,), element) for element in ("i32", wide, wide, sums, sums)]
+
+
+def _int_element(record: Record) -> str:
+    """What holds the extrema of an integer record."""
+    element = record.value.type.element
+    narrow = element in ("i1", "i8", "i16") or (element == "i32" and not record.unsigned)
+    return "i32" if narrow else "i64"

@@ -12,30 +12,20 @@ import triton
 import triton.language as tl
 
 from flagprism_torch.instrument.births import flat, lower, place_of
-from flagprism_torch.instrument.values import INF, NO_LANE, as_float, lane_index, per_thread
+from flagprism_torch.instrument.tiles import (
+    INF,
+    NO_LANE,
+    added,
+    as_float,
+    either,
+    higher_of,
+    lane_index,
+    lower_of,
+    per_thread,
+)
 
 NEVER = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # no place yet
 LARGE = 1 << 30  # magnitudes of offsets from which on lanes are examined
-
-
-@triton.jit
-def _add(a, b):
-    return a + b
-
-
-@triton.jit
-def _or(a, b):
-    return a | b
-
-
-@triton.jit
-def _low(a, b):
-    return tl.minimum(a, b)
-
-
-@triton.jit
-def _high(a, b):
-    return tl.maximum(a, b)
 
 
 @triton.jit
@@ -56,7 +46,7 @@ def _merge_wraps(m0, n0, s0, f0, m1, n1, s1, f1):
 @triton.jit
 def _put_lanes(found, iteration, checks, program, index, T: tl.constexpr, LANE_BITS: tl.constexpr):
     """Count the lanes `found` (i1) into check `index`, if there are any."""
-    some = tl.reduce(tl.reduce(per_thread(found.to(tl.int32), T), 1, _or), 0, _or)
+    some = tl.reduce(tl.reduce(per_thread(found.to(tl.int32), T), 1, either), 0, either)
     if some != 0:
         lane = tl.where(found, lane_index(found) << 2, NO_LANE)
         count, first = tl.reduce((flat(found.to(tl.int32)), flat(lane)), 0, _merge_lanes)
@@ -89,8 +79,8 @@ def saturated(source, result, needed, iteration, checks, program, index, LIMIT: 
 @triton.jit
 def magnitude(x, T: tl.constexpr):
     """The largest magnitude of a tile of integers, int64."""
-    low = tl.reduce(tl.reduce(per_thread(x, T), 1, _low), 0, _low).to(tl.int64)
-    high = tl.reduce(tl.reduce(per_thread(x, T), 1, _high), 0, _high).to(tl.int64)
+    low = tl.reduce(tl.reduce(per_thread(x, T), 1, lower_of), 0, lower_of).to(tl.int64)
+    high = tl.reduce(tl.reduce(per_thread(x, T), 1, higher_of), 0, higher_of).to(tl.int64)
     return tl.maximum(tl.abs(low), tl.abs(high))
 
 
@@ -182,16 +172,16 @@ def tf32(x, needed, iteration, first, count, others, NEEDED: tl.constexpr, T: tl
 @triton.jit
 def put_tally(first, count, others, checks, program, index, TF32: tl.constexpr):
     """Write partials into check `index`. TF32: `others` are those of `tf32`."""
-    count = tl.reduce(count.to(tl.int64), 0, _add)
-    if (count | tl.reduce(others, 0, _or)) != 0:
+    count = tl.reduce(count.to(tl.int64), 0, added)
+    if (count | tl.reduce(others, 0, either)) != 0:
         at = (checks + index * 12).to(tl.pointer_type(tl.int64))
         if TF32:
-            away = tl.reduce(others & 0xFFFFFFFF, 0, _add)
+            away = tl.reduce(others & 0xFFFFFFFF, 0, added)
             tl.atomic_add(at + 1, count - away, sem="relaxed")
             tl.atomic_add(at + 2, away, sem="relaxed")
-            tl.atomic_add(at + 3, tl.reduce(others >> 32, 0, _add), sem="relaxed")
+            tl.atomic_add(at + 3, tl.reduce(others >> 32, 0, added), sem="relaxed")
         else:
-            tl.atomic_add(at + 1, tl.reduce(others, 0, _add), sem="relaxed")
+            tl.atomic_add(at + 1, tl.reduce(others, 0, added), sem="relaxed")
         if count != 0:
             tl.atomic_add(at, count, sem="relaxed")
-            lower(at, 4, tl.reduce(first, 0, _low), program)
+            lower(at, 4, tl.reduce(first, 0, lower_of), program)

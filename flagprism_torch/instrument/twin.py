@@ -11,6 +11,13 @@ the first module (triton/compiler/compiler.py, 3.6.0 to 3.9.0), then runs the ba
 Note [Stepping down]
 A twin that cannot be built is tried again with fewer probes, then with stored values only; if that
 fails too the launch runs the original. The coverage says which, and why.
+
+Note [Threads]
+Twins of different kernels are compiled at the same time, by threads that launch and by those of
+`hooks/ahead.py`. Triton allows that (AsyncCompileMode compiles on threads of an executor): an MLIR
+context belongs to one compilation, files of its cache appear by renaming, and the LLVM options it
+sets are the same for every kernel of a device. A twin that two threads want is compiled by one; the
+other finds it in Triton's cache.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import triton
+from triton._C.libtriton import ir
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.cache import get_cache_manager
@@ -41,10 +49,11 @@ from flagprism_torch.ir.module import Module
 from flagprism_torch.records.model import CheckEntry, OpEntry, Operand, OpTable
 
 _TABLE_FILE = "flagprism.json"
-_lock = threading.RLock()  # backward kernels are launched, and compiled, from autograd's threads
 # hash of a twin's binary -> its table: threads that compile one kernel at the same time get several
 # binaries of it, whose records must still merge
 _tables: weakref.WeakValueDictionary[str, OpTable] = weakref.WeakValueDictionary()
+_compiling: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
+_lock = threading.Lock()  # for the two above, never held while something is compiled
 
 
 @dataclass(frozen=True)
@@ -141,6 +150,9 @@ class TwinSource(ASTSource):
             text, plan, probes, threads=profile.threads(options), slots=recipe.slots
         )
         result = parse_module(written, context)
+        limit = profile.registers(options, "scf.for" in written, "tt.dot " in written)
+        if limit is not None:  # what CUDABackend.make_ttgir does with the option `maxnreg`
+            result.set_attr("ttg.maxnreg", ir.builder(context).get_int32_attr(limit))
         if not result.verify():
             raise InstrumentationError("the instrumented module does not verify")
         return result
@@ -180,6 +192,66 @@ class _Launching:
         _request.record = self._outer
 
 
+class Building:
+    """A twin that is being built. Any thread may compile it; the thread that launches loads it."""
+
+    def __init__(
+        self,
+        fn: Any,
+        signature: Mapping[str, Any],
+        constants: Mapping[Any, Any],
+        attrs: Mapping[Any, Any],
+        target: Any,
+        options: Mapping[str, Any],
+        recipe: Recipe,
+    ) -> None:
+        self._kernel = (fn, signature, constants, attrs, target, options)
+        self._steps = recipe.steps()
+        self._reasons: list[str] = []
+        self._compiled: tuple[Any, OpTable] | None = None  # what `_steps[0]` gave
+        self._lock = threading.Lock()  # a launch waits here for a thread that compiles
+
+    def compile(self) -> None:
+        """Compile the first step that can be compiled. What fails is kept for `finish`."""
+        with self._lock:
+            while self._compiled is None and self._steps:
+                try:
+                    self._compiled = _compile(*self._kernel, self._steps[0])
+                except Exception as error:
+                    self._step_down(error)
+
+    def finish(self) -> Twin:
+        """The loaded twin, stepping down as needed.
+
+        Raises:
+            InstrumentationError: with the first and the last reason if no step works.
+        """
+        while True:
+            self.compile()
+            if self._compiled is None:
+                break
+            step = self._steps[0]
+            try:
+                twin = _load(*self._compiled, step.slots)
+            except Exception as error:
+                self._compiled = None
+                self._step_down(error)
+                continue
+            if self._reasons:
+                what = "stored values only" if step.stores_only else f"{step.max_values} values"
+                twin.reason = f"{what} ({self._reasons[0]})"
+            return twin
+        reasons = self._reasons
+        raise InstrumentationError(
+            reasons[0] if len(set(reasons)) == 1 else "; then ".join(reasons[:2])
+        )
+
+    def _step_down(self, error: Exception) -> None:
+        self._reasons.append(_reason(error))
+        final = isinstance(error, InstrumentationError)  # fewer probes would not help
+        self._steps = [] if final else self._steps[1:]
+
+
 def build(
     fn: Any,
     signature: Mapping[str, Any],
@@ -194,23 +266,7 @@ def build(
     Raises:
         InstrumentationError: with the first and the last reason if no step works.
     """
-    reasons: list[str] = []
-    with _lock:
-        for step in recipe.steps():
-            try:
-                twin = _build(fn, signature, constants, attrs, target, options, step)
-            except Exception as error:
-                reasons.append(_reason(error))
-                if isinstance(error, InstrumentationError):
-                    break
-                continue
-            if reasons:
-                what = "stored values only" if step.stores_only else f"{step.max_values} values"
-                twin.reason = f"{what} ({reasons[0]})"
-            return twin
-    raise InstrumentationError(
-        reasons[0] if len(set(reasons)) == 1 else "; then ".join(reasons[:2])
-    )
+    return Building(fn, signature, constants, attrs, target, options, recipe).finish()
 
 
 def _reason(error: Exception) -> str:
@@ -220,21 +276,34 @@ def _reason(error: Exception) -> str:
     )
 
 
-def _build(
+def _compile(
     fn: Any, signature: Any, constants: Any, attrs: Any, target: Any, options: Any, recipe: Recipe
-) -> Twin:
+) -> tuple[Any, OpTable]:
+    """The compiled kernel of a twin, not loaded, and its table."""
     source = TwinSource(fn, signature, constants, attrs, recipe)
-    kernel = triton.compile(source, target=target, options=dict(options))
-    table = source.table
-    store = get_cache_manager(kernel.hash)
-    if table is None:
-        table = _load_table(store)
-        if table is None:  # the table was lost: the rewriting tells it again
-            table = _table_again(source, target, options)
-    store.put(json.dumps(_table_json(table)), _TABLE_FILE, binary=False)
-    table = _tables.setdefault(kernel.hash, table)
-    twin = Twin(kernel, table, recipe.slots)
-    inner = kernel.run  # loads the binary; OutOfResources surfaces here
+    with _turn(f"{source.hash()}-{target}-{options}"):
+        kernel = triton.compile(source, target=target, options=dict(options))
+        table = source.table
+        store = get_cache_manager(kernel.hash)
+        if table is None:
+            table = _load_table(store)
+            if table is None:  # the table was lost: the rewriting tells it again
+                table = _table_again(source, target, options)
+        store.put(json.dumps(_table_json(table)), _TABLE_FILE, binary=False)
+    with _lock:
+        return kernel, _tables.setdefault(kernel.hash, table)
+
+
+def _turn(key: str) -> threading.Lock:
+    """The lock of one twin, forgotten when nobody holds it or waits for it."""
+    with _lock:
+        return _compiling.setdefault(key, threading.Lock())
+
+
+def _load(kernel: Any, table: OpTable, slots: int) -> Twin:
+    """Load the binary; OutOfResources surfaces here."""
+    twin = Twin(kernel, table, slots)
+    inner = kernel.run
 
     def run(g0: int, g1: int, g2: int, stream: Any, function: Any, *rest: Any) -> Any:
         def call(buffer: Any) -> Any:
@@ -247,8 +316,6 @@ def _build(
 
 
 def _table_again(source: TwinSource, target: Any, options: Any) -> OpTable:
-    from triton._C.libtriton import ir
-
     backend = make_backend(target)
     parsed = backend.parse_options(dict(options))
     context = ir.context()

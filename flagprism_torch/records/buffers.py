@@ -258,8 +258,8 @@ class RecordBuffers:
         need = records * chunks * RECORD_WORDS
         if owner.partial is None or owner.partial.numel() < need:
             owner.partial = native.new_buffer(max(need, 1 << 14), owner.device)
-        if owner.tickets is None or owner.tickets.numel() < records:
-            owner.tickets = native.new_buffer(max(records, 128), owner.device)
+        if owner.tickets is None or owner.tickets.numel() < records + chunks:
+            owner.tickets = native.new_buffer(max(records + chunks, 1 << 10), owner.device)
         fold.launch(
             body.view(torch.int64),
             owner.partial.view(torch.int64),
