@@ -79,6 +79,11 @@ def run(name: str, device: str) -> Run:
         return Run(session, case.run(device, compile=True), None)
 
 
+def expected(case: ModuleType, device: str) -> dict[str, Any]:
+    """EXPECT, with what is different on a GPU."""
+    return case.EXPECT | (getattr(case, "ON_GPU", {}) if device != "cpu" else {})
+
+
 def oracle(case: ModuleType) -> dict[str, Any]:
     """oracle() of the case, {} without one; it may overflow on purpose."""
     if not hasattr(case, "oracle"):
@@ -91,9 +96,12 @@ def oracle(case: ModuleType) -> dict[str, Any]:
 # -- outputs
 
 
-def wrong_outputs(case: ModuleType, done: Run) -> Iterator[str]:
+def wrong_outputs(case: ModuleType, done: Run, device: str = "cpu") -> Iterator[str]:
     """Outputs against the oracle, the counts of EXPECT, and the run without a session."""
-    for name, values in oracle(case).get("out", {}).items():
+    outputs = oracle(case).get("out", {})
+    if device != "cpu" and hasattr(case, "gpu_outputs"):
+        outputs = outputs | case.gpu_outputs()
+    for name, values in outputs.items():
         got, values = _array(done.out[name]), _array(values)
         if got.shape != values.shape or not np.allclose(
             got, values, rtol=1e-5, atol=1e-6, equal_nan=True
@@ -253,8 +261,13 @@ def wrong_verdicts(
         yield "nothing reported"
         return
     # one anomaly per causal chain
-    yield from _compare("further anomalies", [a.statement for a in anomalies[1:]],
-                        [expect["also"]] if "also" in expect else [])  # fmt: skip
+    if "further" in expect:
+        yield from _compare("further anomalies", len(anomalies) - 1, len(expect["further"]))
+        for wanted, found in zip(expect["further"], anomalies[1:], strict=False):
+            yield from _wrong_births(wanted, found)
+    else:
+        yield from _compare("further anomalies", [a.statement for a in anomalies[1:]],
+                            [expect["also"]] if "also" in expect else [])  # fmt: skip
     chain = anomalies[0]
     kind = expect["anomaly"]
     if kind not in ("nan", "inf"):

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from case_runs import (
     wrong_rows,
     wrong_verdicts,
 )
+from triton_versions import OWN, run_child
 
 import flagprism_torch.backends.cpu as cpu
 from flagprism_torch.records.model import Anomaly
@@ -84,6 +86,15 @@ def test_verdict(name: str, request: pytest.FixtureRequest) -> None:
 def test_loaded(loaded: str) -> None:
     session = run(loaded, "cpu").session
     assert list(wrong_verdicts(load(loaded).LOADED, session.anomalies, session.table())) == []
+
+
+@pytest.mark.slow
+def test_kernels_as_on_a_gpu(tmp_path: Path) -> None:
+    """What ON_GPU says of compiled cases, without a GPU."""
+    differ = [n for n in NAMES if load(n).MODE == "compile" and hasattr(load(n), "ON_GPU")]
+    script, cache = Path(__file__).with_name("cases_as_on_gpu.py"), str(tmp_path)
+    wrong = run_child(OWN.version, script, *differ, env={"TORCHINDUCTOR_CACHE_DIR": cache})
+    assert wrong == {name: [] for name in differ} and differ
 
 
 def test_rows(name: str) -> None:

@@ -9,6 +9,7 @@ k-th further call (torch/_dynamo/variables/nn_module.py, `record_nn_module_stack
 from __future__ import annotations
 
 import bisect
+import operator
 import re
 import weakref
 from collections.abc import Callable
@@ -131,6 +132,7 @@ def describe(node: torch.fx.Node, root: Root, backward: bool) -> Owner:
     A node that AOTAutograd did not trace belongs to what its inputs have in common, else its users.
     The sum of two gradients belongs to the last of them.
     """
+    node = _annotated(node)
     meta = node.meta
     file, line, optimizer = _model_line(meta.get("stack_trace") or "")
     # The pass that runs it: a backward graph is backward, also where it recomputes forward values.
@@ -154,6 +156,16 @@ def describe(node: torch.fx.Node, root: Root, backward: bool) -> Owner:
         if aten is None and len(users) == 1:
             aten = users.pop()
     return Owner(stack[-1] if stack else None, aten, file, line, phase)
+
+
+def _annotated(node: torch.fx.Node) -> torch.fx.Node:
+    """The node that has the metadata of the model. Of what the pattern matcher made with several
+    results (`prims.prepare_softmax_online`), only these do: that of the nodes they replace."""
+    results = list(node.users)
+    if "stack_trace" in node.meta or any(one.target is not operator.getitem for one in results):
+        return node
+    traces = {one.meta.get("stack_trace") for one in results}
+    return results[0] if len(traces) == 1 and None not in traces else node
 
 
 def _traced(node: torch.fx.Node, root: Root) -> list[ModuleRef] | None:

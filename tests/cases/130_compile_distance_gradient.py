@@ -22,6 +22,8 @@ EXPECT = {
     "inf_op": "arith.divf",
     "inf_count": 3,  # one distance, in the three lanes that its gradient is spread to
 }
+# Inductor writes the four rows out and divides once for each of them.
+ON_GPU = {"inf_count": 1}
 
 
 class Distance(nn.Module):

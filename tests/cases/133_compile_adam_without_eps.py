@@ -16,6 +16,8 @@ EXPECT = {
     "phase_first_seen": "optimizer",
     "nan_count": 3,
 }
+# the default of torch.optim there: foreach=True
+ON_GPU = {"aten": "_foreach_addcdiv"}
 
 
 class Net(nn.Module):

@@ -52,6 +52,17 @@ def oracle():
     return {"stats": {"c = tl.dot(a, b)": c}, "out": {"c": c}}
 
 
+def gpu_outputs():
+    """The product of operands in tf32. To round them and to cut them off is the same here."""
+    a = np.full((32, 32), 1 + 2.0**-12, np.float32)
+    bits = a.view(np.uint32)
+    rounded, cut = ((x & 0xFFFFE000).view(np.float32) for x in (bits + 0x1000, bits))
+    assert (rounded == cut).all()
+    c = rounded @ np.ones((32, 32), np.float32)
+    assert (c == EXPECT["gpu_value"]).all()
+    return {"c": c}
+
+
 # of oracle()["stats"], over all lanes of all programs and iterations; min and max of finite values
 STATS = {
     "c = tl.dot(a, b)": {

@@ -21,6 +21,11 @@ EXPECT = {
     "forward_nan": {"attn": 4},
     "grad_nan": {"proj.weight": 16},
 }
+PLACE = {k: EXPECT[k] for k in ("anomaly", "module", "aten", "op", "cause", "phase_first_seen")}
+COLUMN = PLACE | {"nan_count": 1}
+# Inductor sums a row of five in a kernel of its own, with a subtraction for each column, none of
+# which enters another; the kernel after it subtracts again, in all columns at once.
+ON_GPU = COLUMN | {"further": [COLUMN] * 4 + [PLACE | {"nan_count": 5}]}
 
 
 class Attn(nn.Module):
