@@ -120,11 +120,12 @@ class Consumer:
     def __init__(self) -> None:
         self.seen: list[tuple[int, np.ndarray, np.ndarray]] = []
 
-    def __call__(self, launch: Launch, data: torch.Tensor) -> None:
-        assert data.numel() == words_of(launch.table)
-        cut = launch.table.records * RECORD_WORDS
-        counts = data[cut:].clone().view(torch.int64).numpy()
-        self.seen.append((launch.number, decoded(data[:cut]), counts))
+    def __call__(self, launches: list[tuple[Launch, int]], words: torch.Tensor) -> None:
+        for launch, start in launches:
+            data = words[start : start + words_of(launch.table)]
+            cut = launch.table.records * RECORD_WORDS
+            counts = data[cut:].clone().view(torch.int64).numpy()
+            self.seen.append((launch.number, decoded(data[:cut]), counts))
 
 
 def nothing_lost(launch: Launch, reason: str) -> None:
@@ -273,7 +274,7 @@ def test_ledger_merges_launches_of_different_grids() -> None:
     for number, (values, grid) in enumerate(zip(data, grids, strict=True)):
         # program 8 of (3, 2, 2) is (2, 0, 1)
         record = record_of(values, "fp32", program=8 if number == 1 else 0, iteration=5)
-        ledger.add(launch_of(number, table, grid), words_for([record]))
+        ledger.add([(launch_of(number, table, grid), 0)], words_for([record]))
     (block,) = ledger.blocks()
     assert (block.launches, block.first_launch) == (3, 0)
     whole = record_of(np.stack(data), "fp32", executions=3)
@@ -289,7 +290,7 @@ def test_ledger_takes_launches_in_any_order() -> None:
     ledger, table = Ledger(), table_of(1)
     for number in (2, 1, 3):
         record = record_of(np.array([0, np.nan, 0, 0]), "fp32", program=number)
-        ledger.add(launch_of(number, table, (9, 1, 1)), words_for([record]))
+        ledger.add([(launch_of(number, table, (9, 1, 1)), 0)], words_for([record]))
     (block,) = ledger.blocks()
     assert block.first_launch == 1
     assert block.firsts == {0: (1, (1, 0, 0), 0, 1)}
@@ -303,7 +304,7 @@ def test_ledger_spreads_shared_records() -> None:
     table = OpTable("kernel", "kernel.py", 1, (first, second, third))
     records = [record_of(np.array([1.0, np.inf, 2, 3]), "fp32"), record_of(np.ones(4), "fp32")]
     ledger = Ledger()
-    ledger.add(launch_of(0, table, (1, 1, 1)), words_for(records))
+    ledger.add([(launch_of(0, table, (1, 1, 1)), 0)], words_for(records))
     (block,) = ledger.blocks()
     assert [int(r["posinf"]) for r in block.records] == [1, 0, 1]
     assert sorted(block.firsts) == [0, 2]
@@ -313,7 +314,7 @@ def test_ledger_keeps_the_last_steps() -> None:
     ledger, table = Ledger(), table_of(1)
     for step in range(KEPT_STEPS + 4):
         record = record_of(np.full(4, float(step)), "fp32")
-        ledger.add(launch_of(step, table, (1, 1, 1), step), words_for([record]))
+        ledger.add([(launch_of(step, table, (1, 1, 1), step), 0)], words_for([record]))
     assert ledger.steps() == list(range(4, KEPT_STEPS + 4))
     (block,) = ledger.blocks(5)
     assert block.launches == 1 and block.records[0]["sum"] == 20.0
@@ -327,10 +328,10 @@ def test_ledger_separates_sites_and_tables() -> None:
     ledger, one, other = Ledger(), table_of(1), table_of(1)
     record = words_for([record_of(np.ones(4), "fp32")])
     elsewhere = CallSite("user.py:2", "kernel", 1, Origin())
-    ledger.add(launch_of(0, one, (1, 1, 1)), record)
-    ledger.add(launch_of(1, other, (1, 1, 1)), record)
-    ledger.add(Launch(2, 0, elsewhere, one, (1, 1, 1)), record)
-    ledger.add(launch_of(3, one, (1, 1, 1)), record)
+    ledger.add([(launch_of(0, one, (1, 1, 1)), 0)], record)
+    ledger.add([(launch_of(1, other, (1, 1, 1)), 0)], record)
+    ledger.add([(Launch(2, 0, elsewhere, one, (1, 1, 1)), 0)], record)
+    ledger.add([(launch_of(3, one, (1, 1, 1)), 0)], record)
     assert [(b.site.key, b.launches) for b in ledger.blocks()] == [
         ("user.py:1", 2),
         ("user.py:1", 1),
@@ -342,6 +343,6 @@ def test_a_program_id_that_did_not_fit_is_no_place() -> None:
     ledger, table = Ledger(), table_of(1)
     record = record_of(np.array([np.nan, 0, 0, 0]), "fp32")
     record["first"] = pack_first((1 << 28) - 1, 0, 0, 4)
-    ledger.add(launch_of(0, table, (1 << 28, 4, 1)), words_for([record]))
+    ledger.add([(launch_of(0, table, (1 << 28, 4, 1)), 0)], words_for([record]))
     (block,) = ledger.blocks()
     assert block.records[0]["nan"] == 1 and not block.firsts

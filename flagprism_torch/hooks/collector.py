@@ -69,7 +69,7 @@ class Collector:
     def __init__(self, config: Config, names: ModuleNames, coverage: Coverage) -> None:
         self.config, self.names, self.coverage = config, names, coverage
         self.ledger = Ledger()
-        self.buffers = RecordBuffers(self._consume, self._lost)
+        self.buffers = RecordBuffers(self.ledger.add, self._lost)
         self.tensors = TensorLog()
         self.step = 0
         self.recipe = Recipe(config.level, config.max_values, config.histograms)
@@ -254,9 +254,6 @@ class Collector:
 
     def _lost(self, launch: Launch, reason: str) -> None:
         self.coverage.passed(launch.table.kernel, f"ran, but its records are lost: {reason}")
-
-    def _consume(self, launch: Launch, words: torch.Tensor) -> None:
-        self.ledger.add(launch, words)
 
 
 class _Depth:

@@ -87,14 +87,14 @@ class RecordBuffers:
     """All record buffers of a session.
 
     Args:
-        consume: called with (launch, int32 host tensor [words_of(table)]) in submission order of
-            its stream, from whichever thread polls.
+        consume: called with ([(launch, where its words_of(table) words begin), ...], int32 host
+            tensor) in submission order of their stream, from whichever thread polls.
         lost: called with (launch, reason) if the records of a launch that ran cannot be kept.
     """
 
     def __init__(
         self,
-        consume: Callable[[Launch, torch.Tensor], None],
+        consume: Callable[[list[tuple[Launch, int]], torch.Tensor], None],
         lost: Callable[[Launch, str], None],
     ) -> None:
         self._consume, self._lost = consume, lost
@@ -193,9 +193,7 @@ class RecordBuffers:
 
     def _take(self) -> None:
         batch = self._flying.popleft()
-        with unseen():
-            for note, start in batch.launches:
-                self._consume(note, batch.host[start : start + words_of(note.table)])
+        self._consume(batch.launches, batch.host)
 
     @staticmethod
     def _arrived(batch: _Batch, wait: bool) -> bool:

@@ -2,12 +2,20 @@
 
 Memory does not grow with launches or steps: a step keeps one `Block` per call site and op table,
 the last `KEPT_STEPS` steps are kept, older ones live on only in the total.
+
+Note [Batches]
+Records arrive by the hundred, one copy for all launches since the last. They are merged by one call
+of the C++ extension for the step and one for the total; Python only looks at a launch alone if a
+lane of it was non-finite or a check found something.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,84 +30,170 @@ from flagprism_torch.records.layout import (
     RECORD_WORDS,
     unpack_first,
 )
-from flagprism_torch.records.model import Block, Launch
+from flagprism_torch.records.model import Block, CallSite, Launch, OpTable
 from flagprism_torch.records.modes import unseen
 
 KEPT_STEPS = 16
 _Key = tuple[str, str, int]
+Place = tuple[int, tuple[int, int, int], int | None, Any]
 
 
+class _Rows:
+    """Merged rows of many call sites: an array that grows, and who owns which rows."""
+
+    def __init__(self, width: int, dtype: Any) -> None:
+        self.data = np.zeros((64, width), dtype)
+        self.used = 0
+
+    def reserve(self, count: int) -> Any:
+        """Indices of `count` new rows, all zero."""
+        first, self.used = self.used, self.used + count
+        while self.used > len(self.data):
+            self.data = np.concatenate([self.data, np.zeros_like(self.data)])
+        return np.arange(first, self.used)
+
+
+@dataclass
 class _Merged:
-    """Merged records of one call site and op table; `records` are those on the device."""
+    """One call site and op table. `rows`, `buckets`: indices of its records, as they are on the
+    device, and of its histograms."""
 
-    def __init__(self, launch: Launch) -> None:
-        self.site, self.table = launch.site, launch.table
-        records, histograms = launch.table.records, launch.table.histograms
-        cpu = torch.device("cpu")  # whatever torch.set_default_device says
-        self.records = torch.zeros(records, RECORD_WORDS, dtype=torch.int32, device=cpu)
-        self.histograms = torch.zeros(histograms, HIST_BUCKETS, dtype=torch.int64, device=cpu)
-        self.index = torch.arange(records, device=cpu)
-        self.histogram_index = torch.arange(histograms, device=cpu)
-        self.launches = 0
-        self.first_launch = launch.number
-        self.firsts: dict[int, tuple[int, tuple[int, int, int], int | None, Any]] = {}
-        self.found = Findings()
+    site: CallSite
+    table: OpTable
+    rows: Any
+    buckets: Any
+    first_launch: int
+    launches: int = 0
+    firsts: dict[int, Place] = field(default_factory=dict)
+    found: Findings = field(default_factory=Findings)
 
-    def add(self, launch: Launch, words: torch.Tensor) -> None:
-        table = self.table
-        records = words[: table.records * RECORD_WORDS].view(table.records, RECORD_WORDS)
-        native.merge(records, self.index, self.records)
-        end = records.numel() + len(table.checks) * CHECK_WORDS
-        if table.checks:
-            found = np.frombuffer(words[records.numel() : end].numpy().tobytes(), "<i8")
-            self.found.add(launch, found.reshape(len(table.checks), CHECK_WORDS // 2))
-        if table.histograms:
-            counts = words[end:].contiguous().view(torch.int64)
-            counts = counts.view(table.histograms, HIST_BUCKETS)
-            native.merge_histograms(counts, self.histogram_index, self.histograms)
-        self.launches += 1
-        self.first_launch = min(self.first_launch, launch.number)
-        places = np.frombuffer(records.numpy().tobytes(), RECORD_DTYPE)["first"]
-        for op in table.ops if places.any() else ():
-            known = self.firsts.get(op.op_id)
-            if places[op.record] and (known is None or launch.number < known[0]):
-                place = place_of(unpack_first(int(places[op.record]), op.numel), launch, op.shape)
-                if place is not None:
-                    self.firsts[op.op_id] = (launch.number, *place)
 
-    def block(self) -> Block:
-        order = [op.record for op in self.table.ops]
-        data = np.frombuffer(self.records.numpy().tobytes(), RECORD_DTYPE)[order]
-        return Block(
-            site=self.site,
-            table=self.table,
-            records=data,
-            histograms=self.histograms.numpy().copy(),
-            launches=self.launches,
-            first_launch=self.first_launch,
-            firsts=dict(self.firsts),
-            found=self.found.all(),
+@dataclass
+class _Batch:
+    """Launches of one step with their words, put together by kind of word."""
+
+    launches: list[Launch]
+    records: Any  # int32 [n, 24]
+    checks: Any  # int64 [m, 6]
+    counts: Any  # int64 [k, 64]
+
+    @classmethod
+    def of(cls, launches: Sequence[tuple[Launch, int]], words: Any) -> _Batch:
+        records, checks, counts = [], [], []
+        for launch, start in launches:
+            table = launch.table
+            a = start + table.records * RECORD_WORDS
+            b = a + len(table.checks) * CHECK_WORDS
+            records.append(words[start:a])
+            checks.append(words[a:b])
+            counts.append(words[b : b + table.histograms * HIST_BUCKETS * 2])
+        return cls(
+            [launch for launch, _ in launches],
+            np.concatenate(records).reshape(-1, RECORD_WORDS),
+            np.concatenate(checks).view("<i8").reshape(-1, CHECK_WORDS // 2),
+            np.concatenate(counts).view("<i8").reshape(-1, HIST_BUCKETS),
         )
+
+    def notable(self) -> list[tuple[int, Launch, Any, Any]]:
+        """(index, launch, its packed places [records], its checks) of launches with a non-finite
+        lane or a finding."""
+        places = self.records.view(RECORD_DTYPE)["first"].reshape(-1)
+        if not places.any() and not self.checks.any():
+            return []
+        found, row, check = [], 0, 0
+        for index, launch in enumerate(self.launches):
+            mine = places[row : row + launch.table.records]
+            checks = self.checks[check : check + len(launch.table.checks)]
+            row, check = row + len(mine), check + len(checks)
+            if mine.any() or checks.any():
+                found.append((index, launch, mine, checks))
+        return found
+
+
+class _Period:
+    """All call sites over one step, or over the session."""
+
+    def __init__(self) -> None:
+        self.sites: dict[_Key, _Merged] = {}
+        self.records = _Rows(RECORD_WORDS, np.int32)
+        self.histograms = _Rows(HIST_BUCKETS, np.int64)
+
+    def add(self, batch: _Batch, notable: Sequence[tuple[int, Launch, Any, Any]]) -> None:
+        sites = [self._site(launch) for launch in batch.launches]
+        _merge(native.merge, batch.records, [site.rows for site in sites], self.records)
+        if len(batch.counts):
+            buckets = [site.buckets for site in sites]
+            _merge(native.merge_histograms, batch.counts, buckets, self.histograms)
+        for index, launch, places, checks in notable:
+            sites[index].found.add(launch, checks)
+            if places.any():
+                _keep_firsts(sites[index].firsts, launch, places)
+
+    def _site(self, launch: Launch) -> _Merged:
+        table = launch.table
+        key = (launch.site.key, table.kernel, id(table))
+        site = self.sites.get(key)
+        if site is None:
+            rows = self.records.reserve(table.records)
+            buckets = self.histograms.reserve(table.histograms)
+            site = self.sites[key] = _Merged(launch.site, table, rows, buckets, launch.number)
+        site.launches += 1
+        site.first_launch = min(site.first_launch, launch.number)
+        return site
+
+    def blocks(self) -> list[Block]:
+        records = self.records.data.view(RECORD_DTYPE).reshape(-1)
+        made = [
+            Block(
+                site=site.site,
+                table=site.table,
+                records=records[site.rows[site.table.order]],
+                histograms=self.histograms.data[site.buckets],
+                launches=site.launches,
+                first_launch=site.first_launch,
+                firsts=dict(site.firsts),
+                found=site.found.all(),
+            )
+            for site in self.sites.values()
+        ]
+        return sorted(made, key=lambda block: block.first_launch)
+
+
+def _merge(native_merge: Any, new: Any, index: Sequence[Any], rows: _Rows) -> None:
+    native_merge(
+        torch.from_numpy(new),
+        torch.from_numpy(np.concatenate(index)),
+        torch.from_numpy(rows.data),
+    )
+
+
+def _keep_firsts(firsts: dict[int, Place], launch: Launch, places: Any) -> None:
+    for op in launch.table.ops:
+        known = firsts.get(op.op_id)
+        if places[op.record] and (known is None or launch.number < known[0]):
+            place = place_of(unpack_first(int(places[op.record]), op.numel), launch, op.shape)
+            if place is not None:
+                firsts[op.op_id] = (launch.number, *place)
 
 
 class Ledger:
     """Merges launches; thread-safe."""
 
     def __init__(self) -> None:
-        self._steps: OrderedDict[int, dict[_Key, _Merged]] = OrderedDict()
-        self._total: dict[_Key, _Merged] = {}
+        self._steps: OrderedDict[int, _Period] = OrderedDict()
+        self._total = _Period()
         self._lock = threading.RLock()
 
-    def add(self, launch: Launch, words: torch.Tensor) -> None:
-        """Merge the folded words of one launch (records.buffers.words_of)."""
-        key = (launch.site.key, launch.table.kernel, id(launch.table))
-        with self._lock:
-            step = self._steps.setdefault(launch.step, {})
-            for blocks in (step, self._total):
-                if key not in blocks:
-                    with torch.inference_mode(False):  # merged into later, in any mode
-                        blocks[key] = _Merged(launch)
-                blocks[key].add(launch, words)
+    def add(self, launches: Sequence[tuple[Launch, int]], words: torch.Tensor) -> None:
+        """Merge the folded words of launches (records.buffers.words_of), each from its place in
+        `words`, an int32 host tensor."""
+        data = words.numpy()
+        with self._lock, unseen():
+            for step, group in groupby(launches, lambda each: each[0].step):
+                batch = _Batch.of(list(group), data)
+                notable = batch.notable()
+                for period in (self._steps.setdefault(step, _Period()), self._total):
+                    period.add(batch, notable)
             while len(self._steps) > KEPT_STEPS:
                 self._steps.popitem(last=False)
 
@@ -113,6 +207,5 @@ class Ledger:
         Raises:
             KeyError: if the step is not kept any more.
         """
-        with self._lock, unseen():
-            found = self._total if step is None else self._steps[step]
-            return sorted((m.block() for m in found.values()), key=lambda b: b.first_launch)
+        with self._lock:
+            return (self._total if step is None else self._steps[step]).blocks()

@@ -109,6 +109,11 @@ class OpTable:
         return 1 + max((op.record for op in self.ops), default=-1)
 
     @functools.cached_property
+    def order(self) -> list[int]:
+        """Record of each op."""
+        return [op.record for op in self.ops]
+
+    @functools.cached_property
     def histograms(self) -> int:
         """Number of histogram blocks on the device."""
         return 1 + max((op.histogram for op in self.ops), default=-1)
