@@ -13,7 +13,7 @@ import triton.language as tl
 from oracle import histogram_of, record_of
 
 from flagprism_torch.backends.cpu import register, unregister
-from flagprism_torch.instrument import histograms, values, words
+from flagprism_torch.instrument import histograms, tiles, values, whole, words
 from flagprism_torch.records import layout
 from flagprism_torch.records.layout import RECORD_DTYPE, RECORD_WORDS, lane_bits
 
@@ -104,7 +104,7 @@ def float_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.cons
 
 @triton.jit
 def int_once(x_ptr, mask_ptr, records, N: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
-             SLOTS: tl.constexpr, MODE: tl.constexpr):  # fmt: skip
+             SLOTS: tl.constexpr, MODE: tl.constexpr, TRUTH: tl.constexpr):  # fmt: skip
     i = tl.program_id(0) * N + tl.arange(0, N)
     x = tl.load(x_ptr + i)
     mask = tl.load(mask_ptr + i) != 0
@@ -112,37 +112,50 @@ def int_once(x_ptr, mask_ptr, records, N: tl.constexpr, MASKED: tl.constexpr, T:
     live = tl.full([], N, tl.int64)
     if MASKED:
         live = values.mask_count(mask, T)
-    partials = values.int_partials(x, mask, MASKED, T)
-    zero, low, high, total, squares = tl.reduce(partials, 0, values.merge_partials)
-    values.put_int(zero, low, high, total, squares, live, base, 0, MODE)
+    if TRUTH:
+        true = tl.reduce(whole.true_partials(x != 0, mask, MASKED, T), 0, tiles.added)
+        whole.put_true(true, live, base, 0, MODE, False)
+    else:
+        partials = whole.int_partials(x, mask, MASKED, T)
+        zero, low, high, total, squares = tl.reduce(partials, 0, values.merge_partials)
+        WIDE: tl.constexpr = x.dtype.primitive_bitwidth == 64
+        whole.put_int(zero, low, high, total, squares, live, base, 0, MODE, WIDE)
 
 
 @triton.jit
 def int_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.constexpr,
-             WIDE: tl.constexpr):  # fmt: skip
+             LONG: tl.constexpr, TRUTH: tl.constexpr):  # fmt: skip
     base, _ = words.slot(records, 0, 1, 0)
     zero = tl.zeros([T], tl.int32)
-    if WIDE:
+    if LONG:
         low = tl.full([T], 0x7FFFFFFFFFFFFFFF, tl.int64)
     else:
         low = tl.full([T], 0x7FFFFFFF, tl.int32)
     high = -1 - low
-    total = tl.zeros([T], tl.float64)
+    total = tl.zeros([T], tl.float32)
     squares = total
     live = tl.zeros([T], tl.int64)
     executions = tl.full([], 0, tl.int64)
+    true = tl.zeros([T], tl.int32)
     for step in range(iterations):
         i = step * N + tl.arange(0, N)
         x = tl.load(x_ptr + i)
         mask = tl.load(mask_ptr + i) != 0
         live = values.mask_accumulate(mask, live, T)
-        zero, low, high, total, squares = values.int_accumulate(
-            x, mask, zero, low, high, total, squares, True, T
-        )
+        if TRUTH:
+            true = whole.true_accumulate(x != 0, mask, true, True, T)
+        else:
+            zero, low, high, total, squares = whole.int_accumulate(
+                x, mask, zero, low, high, total, squares, True, T
+            )
         executions += 1
-    values.int_total(
-        zero, low, high, total, squares, values.mask_total(live), executions, base, 0, 0
-    )
+    if TRUTH:
+        whole.true_total(true, values.mask_total(live), executions, base, 0, 0, False)
+    else:
+        WIDE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 64
+        whole.int_total(
+            zero, low, high, total, squares, values.mask_total(live), executions, base, 0, 0, WIDE
+        )
 
 
 @triton.jit
@@ -337,7 +350,8 @@ def test_ints(dtype: str, device: str) -> None:
         records = new_records(device)
         full = np.ones(N, bool) if live is None else live
         int_once[(1,)](x.to(device), torch.tensor(full.astype(np.int8), device=device), records,
-                       N=N, MASKED=live is not None, T=threads, SLOTS=0, MODE=0)  # fmt: skip
+                       N=N, MASKED=live is not None, T=threads, SLOTS=0, MODE=0,
+                       TRUTH=False)  # fmt: skip
         check(decoded(records)[0], record_of(numbers(x), dtype, live), dtype,
               scale_of(numbers(x), full))  # fmt: skip
 
@@ -350,7 +364,7 @@ def test_int_loop(dtype: str, iterations: int, device: str) -> None:
     mask = np.random.default_rng(5).random((4, N)) < 0.5
     records = new_records(device)
     int_loop[(1,)](x.to(device), torch.tensor(mask.astype(np.int8), device=device), records,
-                   iterations, N=N, T=16, WIDE=dtype != "int8")  # fmt: skip
+                   iterations, N=N, T=16, LONG=dtype != "int8", TRUTH=False)  # fmt: skip
     used, live = numbers(x[:iterations]), mask[:iterations]
     expected = record_of(used, dtype, live, executions=iterations)
     check(decoded(records)[0], expected, dtype, scale_of(used, live))
@@ -394,12 +408,35 @@ def test_several_executions_into_one_record(mode: int, device: str) -> None:
         check(found[slot], expected, "fp32", scale_of(parts, live))
 
 
+@pytest.mark.parametrize("iterations", [None, 0, 3])
+@pytest.mark.parametrize("kind", ["some", "all", "none"])
+def test_truth_values(kind: str, iterations: int | None, device: str) -> None:
+    """Everything follows from how many are true: once, and in a loop."""
+    rows = 1 if iterations is None else iterations
+    rng = np.random.default_rng(8)
+    x = {
+        "some": rng.random((4, N)) < 0.3,
+        "all": np.ones((4, N), bool),
+        "none": np.zeros((4, N), bool),
+    }
+    data = torch.tensor(x[kind].astype(np.int8), device=device)
+    mask = rng.random((4, N)) < 0.6
+    lanes, records = torch.tensor(mask.astype(np.int8), device=device), new_records(device)
+    if iterations is None:
+        int_once[(1,)](data, lanes, records, N=N, MASKED=True, T=16, SLOTS=0, MODE=0, TRUTH=True)
+    else:
+        int_loop[(1,)](data, lanes, records, iterations, N=N, T=16, LONG=False, TRUTH=True)
+    used, live = x[kind][:rows].astype(np.int8), mask[:rows]
+    check(decoded(records)[0], record_of(used, "int8", live, executions=rows), "int8", float(N))
+
+
 def test_ints_share_slots(device: str) -> None:
     x = torch.stack([hard_ints("int64").roll(k) for k in range(4)])
     x[1:, :2] = 7  # only the first program holds both limits, where it is live
     records = torch.zeros(2 * RECORD_WORDS, dtype=torch.int32, device=device)
     mask = torch.ones(4 * N, dtype=torch.int8, device=device)
-    int_once[(4,)](x.to(device), mask, records, N=N, MASKED=True, T=16, SLOTS=2, MODE=2)
+    int_once[(4,)](x.to(device), mask, records, N=N, MASKED=True, T=16, SLOTS=2, MODE=2,
+                   TRUTH=False)  # fmt: skip
     for slot, found in enumerate(decoded(records)):
         part = numbers(x[slot::2])
         expected = record_of(part, "int64", executions=2)

@@ -8,9 +8,10 @@ host.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from flagprism_torch.instrument import histograms, values, words
+from flagprism_torch.instrument import histograms, values, whole, words
 from flagprism_torch.instrument.check_text import CheckText
 from flagprism_torch.instrument.codegen import RECORDS, ProbeText
 from flagprism_torch.instrument.insertions import HIDDEN, Insertions
@@ -102,12 +103,14 @@ class _Rewriter:
         threads = min(self.threads, kind.numel)
         live = self.masks.lanes(record.mask, kind, threads, record.op.block, record.line, out)
         op = (self.new.integer("i32", index), _I32)
-        put = ([(live, _I64), self.base, op], {"MODE": mode})
+        put = [(live, _I64), self.base, op]
         constants: dict[str, Any] = {"MASKED": masked, "T": threads}
         if not record.real:
-            partials = self.new.probe(values.int_partials, [value, mask], constants, out)
-            types = _types(_int_element(record), "f64", threads)
-            member = Member(record.line, value[:2], kind.numel // threads, (partials, types), put)
+            how = _Whole.of(record, threads)
+            partials = self.new.probe(how.partials, [value, mask], constants, out)
+            lanes = kind.numel // threads
+            member = Member(record.line, value[:2], lanes, (partials, how.types))
+            member.put = how.put, put, {"MODE": mode, "WIDE": how.wide}
             self.rounds.add(record.op.block, threads, False, member)
             return
         iteration = self._iteration(record)
@@ -120,7 +123,7 @@ class _Rewriter:
         )
         wide = "f64" if kind.element == "f64" else "f32"
         member = self._member(record, value, (partials, _types(wide, wide, threads)), iteration)
-        member.put = put
+        member.put = values.put_usual, put, {"MODE": mode}
         member.rare = self._rare(index, record, value, mask, constants, iteration)
         self.rounds.add(record.op.block, threads, False, member)
 
@@ -134,21 +137,20 @@ class _Rewriter:
         level = len(nest) - 1
         counter = self.nests.counter(nest)
         live = self._live_carried(nest, record, mask, masked, threads, out)
-        wide = sums = "f64" if kind.element == "f64" else "f32"
-        if not record.real:
-            wide, sums = _int_element(record), "f64"
-        types = _types(wide, sums, threads)
+        wide = "f64" if kind.element == "f64" else "f32"
+        how = None if record.real else _Whole.of(record, threads)
+        types = how.types if how is not None else _types(wide, wide, threads)
         carried = [
             self.nests.accumulator(nest, role, each.element, threads)
-            for role, each in zip(_ROLES, types, strict=True)
+            for role, each in zip(_ROLES, types, strict=False)
         ]
         self.finals.append((record.place, (index, record, kind, carried, live, counter)))
         constants: dict[str, Any] = {"MASKED": masked, "T": threads}
-        if not record.real:
+        if how is not None:
             arguments = [value, mask, *((a.inside(level), a.type) for a in carried)]
-            made = self.new.probe(values.int_accumulate, arguments, constants, out)
+            made = self.new.probe(how.accumulate, arguments, constants, out)
             for position, accumulator in enumerate(carried):
-                accumulator.update = f"{made}#{position}"
+                accumulator.update = f"{made}#{position}" if len(carried) > 1 else made
             return
         iteration = self._iteration(record)
         extra, has_extra = self._extra(record, value, out)
@@ -217,11 +219,13 @@ class _Rewriter:
         arguments: list[Any] = [(results[a.name], a.type) for a in carried]
         arguments += [(lanes, _I64), (executions, _I64), self.base]
         op = (self.new.integer("i32", index), _I32)
-        probe = values.float_total if record.real else values.int_total
-        mode = self._mode(place)
         if record.real:  # rare executions are in memory already
-            mode = mode or words.MERGE
-        self.new.probe(probe, [*arguments, op], {"MODE": mode}, out)
+            constants = {"MODE": self._mode(place) or words.MERGE}
+            self.new.probe(values.float_total, [*arguments, op], constants, out)
+        else:
+            how = _Whole.of(record, 1)
+            constants = {"MODE": self._mode(place), "WIDE": how.wide}
+            self.new.probe(how.total, [*arguments, op], constants, out)
 
     def _histogram(self, index: int, value: Any, mask: Any, masked: bool, out: list[str]) -> None:
         block = self.histograms.get(index)
@@ -300,8 +304,25 @@ def _types(wide: str, sums: str, threads: int) -> list[Type]:
     return [tensor_type((threads,), element) for element in ("i32", wide, wide, sums, sums)]
 
 
-def _int_element(record: Record) -> str:
-    """What holds the extrema of an integer record."""
-    element = record.value.type.element
-    narrow = element in ("i1", "i8", "i16") or (element == "i32" and not record.unsigned)
-    return "i32" if narrow else "i64"
+@dataclass(frozen=True)
+class _Whole:
+    """How integers of a type are recorded (instrument.whole)."""
+
+    partials: Any
+    put: Any
+    accumulate: Any
+    total: Any
+    types: list[Type]
+    wide: bool
+
+    @classmethod
+    def of(cls, record: Record, threads: int) -> _Whole:
+        element = record.value.type.element
+        if element == "i1":
+            counts = [tensor_type((threads,), "i32")]
+            return cls(whole.true_partials, whole.put_true, whole.true_accumulate,
+                       whole.true_total, counts, False)  # fmt: skip
+        narrow = element in ("i8", "i16") or (element == "i32" and not record.unsigned)
+        types = _types("i32" if narrow else "i64", "f32", threads)
+        return cls(whole.int_partials, whole.put_int, whole.int_accumulate, whole.int_total,
+                   types, element == "i64")  # fmt: skip

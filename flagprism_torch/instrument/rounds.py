@@ -36,8 +36,8 @@ class Member:
     """A value of a round, behind text line `line`.
 
     `value`: its tile. `lanes`: what it takes of a thread's registers. `partials`: name and types of
-    its results per thread; a watch, which has no record, has one, its doubts. `put`: operands and
-    constants of the probe that writes the record; in a loop `carried` is what the partials are
+    its results per thread; a watch, which has no record, has one, its doubts. `put`: the probe that
+    writes the record, its operands and constants; in a loop `carried` is what the partials are
     merged into instead. `rare`: operands and constants of rare_execution, None for integers and
     watches. `checks`: writes the branch of its checks, given the name of an i1.
     """
@@ -46,7 +46,7 @@ class Member:
     value: Operand
     lanes: int
     partials: tuple[str, Sequence[Type]]
-    put: tuple[list[Any], dict[str, Any]] | None = None
+    put: tuple[Any, list[Any], dict[str, Any]] | None = None
     carried: Sequence[Accumulator] = ()
     level: int = 0
     rare: tuple[list[Any], dict[str, Any]] | None = None
@@ -141,11 +141,11 @@ class Rounds:
             puts.append((member, found, constants))
         for member, found, constants in puts:
             assert member.put is not None
-            rest, more = member.put
+            probe, rest, more = member.put
             if member.rare is None:
-                new.probe(values.put_int, [*found, *rest], more, out)
+                new.probe(probe, [*found, *rest], more, out)
             else:
-                new.probe(values.put_usual, [*found, word, *rest], constants | more, out)
+                new.probe(probe, [*found, word, *rest], constants | more, out)
         return word
 
     def _reduced(self, members: list[list[Operand]], out: list[str]) -> list[Operand]:

@@ -1,4 +1,5 @@
-"""Value probes: plain Triton functions that turn a tile into one record.
+"""Value probes: plain Triton functions that turn a tile of floats into one record
+(instrument.whole: of integers).
 
 They are generated into the kernel's module and inlined (`instrument.codegen`). Every probe works in
 two steps, so that a loop pays no cross-lane reduction per iteration:
@@ -36,7 +37,7 @@ from flagprism_torch.instrument.tiles import (
     higher_of,
     per_thread,
 )
-from flagprism_torch.instrument.words import SIGN, float_key, write
+from flagprism_torch.instrument.words import float_key, write
 
 _LARGE = tl.constexpr(1e30)  # sums of squares beyond may overflow soon
 _SMALL = tl.constexpr(1e-16)  # the largest value whose squares have 14 digits left in float32
@@ -221,72 +222,6 @@ def float_total(zero, low, high, total, squares, live, executions, base, op, MOD
 def flag(flags, BIT: tl.constexpr):
     """One flag, i1."""
     return ((flags >> BIT) & 1) != 0
-
-
-@triton.jit
-def int_lanes(x, mask, MASKED: tl.constexpr):
-    """(zero int32, ordered value with neutral elements for low and for high, float64 value)."""
-    if x.dtype == tl.uint64:  # order of uint64 as int64
-        ordered = x.to(tl.int64, bitcast=True) ^ SIGN
-    elif x.dtype == tl.int64:
-        ordered = x
-    elif x.dtype == tl.uint32:
-        ordered = x.to(tl.int64)
-    else:
-        ordered = x.to(tl.int32)
-    zero = (x == 0).to(tl.int32)
-    if ordered.dtype == tl.int64:
-        top = tl.full(ordered.shape, 0x7FFFFFFFFFFFFFFF, tl.int64)
-    else:
-        top = tl.full(ordered.shape, 0x7FFFFFFF, tl.int32)
-    wide = x.to(tl.float64)
-    low = ordered
-    high = ordered
-    if MASKED:
-        zero = tl.where(mask, zero, 0)
-        low = tl.where(mask, ordered, top)
-        high = tl.where(mask, ordered, -1 - top)
-        wide = tl.where(mask, wide, 0.0)
-    return zero, low, high, wide
-
-
-@triton.jit
-def int_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
-    """Per-thread partials, each [T]: zero int32, low, high int32 or int64, total, squares fp64."""
-    zero, low, high, wide = int_lanes(x, mask, MASKED)
-    wide = per_thread(wide, T)
-    return tl.reduce(
-        (per_thread(zero, T), per_thread(low, T), per_thread(high, T), wide, wide * wide),
-        1,
-        merge_partials,
-    )
-
-
-@triton.jit
-def _put_int(base, op, MODE: tl.constexpr, executions, live, zero, low, high, total, squares):
-    low_key = tl.where(live > 0, ~(low.to(tl.int64) ^ SIGN), 0)
-    high_key = tl.where(live > 0, high.to(tl.int64) ^ SIGN, 0)
-    write(base, op, MODE, executions, live, zero.to(tl.int64), low_key, high_key, total, squares)
-
-
-@triton.jit
-def put_int(zero, low, high, total, squares, live, base, op, MODE: tl.constexpr):
-    """Record of one execution of an integer statement."""
-    _put_int(base, op, MODE, tl.full([], 1, tl.int64), live, zero, low, high, total, squares)
-
-
-@triton.jit
-def int_accumulate(x, mask, zero, low, high, total, squares, MASKED: tl.constexpr, T: tl.constexpr):
-    z, lo, hi, t, s = int_partials(x, mask, MASKED, T)
-    return zero + z, tl.minimum(low, lo), tl.maximum(high, hi), total + t, squares + s
-
-
-@triton.jit
-def int_total(zero, low, high, total, squares, live, executions, base, op, MODE: tl.constexpr):
-    zero, low, high, total, squares = tl.reduce(
-        (zero.to(tl.int64), low, high, total, squares), 0, merge_partials
-    )
-    _put_int(base, op, MODE, executions, live, zero, low, high, total, squares)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ DTYPES = {
 }
 MAX_NUMEL = 1 << 34  # a place holds 35 bits of lane (records.layout)
 MAX_PROGRAMS = 1024
-_BLOCK = 1024
+_BLOCK, _CHUNK = 1024, 8192
 _SIGN: tl.constexpr = tl.constexpr(-(1 << 63))
 _NONE: tl.constexpr = tl.constexpr((1 << 63) - 1)
 _ALL_ONES = (1 << 64) - 1
@@ -38,63 +38,115 @@ def _order_key(value):
     return tl.where(bits < 0, ~bits, bits ^ _SIGN)
 
 
-@triton.jit(do_not_specialize=["numel"])
-def record_kernel(values, records, numel, BLOCK: tl.constexpr, DOUBLE: tl.constexpr):
-    """values: floats [numel], contiguous -> records int64 [programs, 12], all zero before. DOUBLE:
-    whether the values are float64. The lane of a place is the flat index."""
-    WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    program = tl.program_id(0)
-    lane = tl.arange(0, BLOCK).to(tl.int64)
-    nan = tl.zeros([BLOCK], tl.int64)
-    posinf = tl.zeros([BLOCK], tl.int64)
-    neginf = tl.zeros([BLOCK], tl.int64)
-    zero = tl.zeros([BLOCK], tl.int64)
-    finite = tl.zeros([BLOCK], tl.int64)
+@triton.jit
+def _exactly(values, start, numel, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """(nan, posinf, neginf, first flat index or _NONE, low, high, total, squares) of a chunk, each
+    lane looked at; extrema and sums float64."""
+    nan = tl.zeros([BLOCK], tl.int32)
+    posinf = tl.zeros([BLOCK], tl.int32)
+    neginf = tl.zeros([BLOCK], tl.int32)
     first = tl.full([BLOCK], _NONE, tl.int64)
-    low = tl.full([BLOCK], float("inf"), WIDE)
-    high = tl.full([BLOCK], float("-inf"), WIDE)
     total = tl.zeros([BLOCK], tl.float64)
     squares = tl.zeros([BLOCK], tl.float64)
-    for start in range(program.to(tl.int64) * BLOCK, numel, tl.num_programs(0) * BLOCK):
-        index = start + lane
+    low = tl.full([BLOCK], float("nan"), tl.float64)
+    high = low
+    for k in range(0, CHUNK, BLOCK):
+        index = start + k + tl.arange(0, BLOCK)
         live = index < numel
-        x = tl.load(values + index, mask=live, other=0.0).to(WIDE)
-        is_nan = x != x
-        is_high = x == float("inf")
-        is_low = x == float("-inf")
-        bad = is_nan | is_high | is_low
-        good = live & ~bad
-        nan += is_nan
-        posinf += is_high
-        neginf += is_low
-        zero += live & (x == 0.0)
-        finite += good
-        first = tl.minimum(first, tl.where(bad, index, _NONE))
-        low = tl.minimum(low, tl.where(good, x, float("inf")))
-        high = tl.maximum(high, tl.where(good, x, float("-inf")))
-        x = tl.where(good, x, 0.0).to(tl.float64)
+        x = tl.load(values + index, mask=live, other=0.0).to(tl.float64)
+        good = live & (tl.abs(x) < float("inf"))
+        nan += x != x
+        posinf += x == float("inf")
+        neginf += x == float("-inf")
+        first = tl.minimum(first, tl.where(live & ~good, index, _NONE))
+        low = tl.minimum(low, tl.where(good, x, float("nan")))
+        high = tl.maximum(high, tl.where(good, x, float("nan")))
+        x = tl.where(good, x, 0.0)
         total += x
         squares += x * x
-    counted = tl.sum(finite, 0)
-    nans = tl.sum(nan, 0)
-    highs = tl.sum(posinf, 0)
-    lows = tl.sum(neginf, 0)
-    earliest = tl.min(first, 0)
-    smallest = ~_order_key(tl.min(low, 0).to(tl.float64))
-    largest = _order_key(tl.max(high, 0).to(tl.float64))
-    some = counted > 0
+    return (tl.sum(nan, 0).to(tl.int64), tl.sum(posinf, 0).to(tl.int64),
+            tl.sum(neginf, 0).to(tl.int64), tl.min(first, 0), tl.min(low, 0), tl.max(high, 0),
+            tl.sum(total, 0), tl.sum(squares, 0))  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["numel"])
+def record_kernel(values, records, numel, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+                  DOUBLE: tl.constexpr):  # fmt: skip
+    """values: floats [numel], contiguous -> records int64 [programs, 12], all zero before. DOUBLE:
+    whether the values are float64. The lane of a place is the flat index.
+
+    A chunk is summed up in float32 (float64 for float64); if its squares say that this was not
+    right, because a value is not finite or leaves the range, it is read once more by `_exactly`.
+    """
+    WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    LARGE: tl.constexpr = 1e300 if DOUBLE else 1e30
+    SMALL: tl.constexpr = 1e-150 if DOUBLE else 1e-16
+    program = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    zero = tl.zeros([BLOCK], tl.int64)
+    total = tl.zeros([BLOCK], tl.float64)
+    squares = tl.zeros([BLOCK], tl.float64)
+    low = tl.full([BLOCK], float("nan"), WIDE)
+    high = low
+    nan = tl.full([], 0, tl.int64)
+    posinf = nan
+    neginf = nan
+    first = tl.full([], _NONE, tl.int64)
+    more_total = tl.full([], 0.0, tl.float64)
+    more_squares = more_total
+    more_low = tl.full([], float("nan"), tl.float64)
+    more_high = more_low
+    live_lanes = nan
+    for start in range(program.to(tl.int64) * CHUNK, numel, tl.num_programs(0) * CHUNK):
+        some_zero = tl.zeros([BLOCK], tl.int32)
+        some_low = tl.full([BLOCK], float("nan"), WIDE)
+        some_high = some_low
+        some_total = tl.zeros([BLOCK], WIDE)
+        some_squares = tl.zeros([BLOCK], WIDE)
+        for k in tl.static_range(0, CHUNK, BLOCK):
+            left = tl.minimum(numel - start - k, BLOCK).to(tl.int32)
+            live = lane < left
+            x = tl.load(values + start + k + lane, mask=live, other=0.0).to(WIDE)
+            known = tl.where(live, x, float("nan"))
+            some_zero += known == 0.0
+            some_low = tl.minimum(some_low, known)
+            some_high = tl.maximum(some_high, known)
+            some_total += x
+            some_squares += x * x
+        zero += some_zero
+        live_lanes += tl.minimum(numel - start, CHUNK)
+        largest = tl.maximum(-some_low, some_high)
+        unusual = ((some_squares <= LARGE) == 0) | ((largest > 0) & (largest < SMALL))
+        if tl.max(unusual.to(tl.int32), 0) != 0:
+            n, p, m, at, lo, hi, t, s = _exactly(values, start, numel, CHUNK, BLOCK)
+            nan += n
+            posinf += p
+            neginf += m
+            first = tl.minimum(first, at)
+            more_low = tl.minimum(more_low, lo)
+            more_high = tl.maximum(more_high, hi)
+            more_total += t
+            more_squares += s
+        else:
+            low = tl.minimum(low, some_low)
+            high = tl.maximum(high, some_high)
+            total += some_total
+            squares += some_squares
+    smallest = tl.minimum(tl.min(low, 0).to(tl.float64), more_low)
+    largest = tl.maximum(tl.max(high, 0).to(tl.float64), more_high)
+    some = smallest == smallest
     at = records + program.to(tl.int64) * 12
     tl.store(at, (program == 0).to(tl.int64))
-    tl.store(at + 1, counted + nans + highs + lows)
-    tl.store(at + 2, nans)
-    tl.store(at + 3, highs)
-    tl.store(at + 4, lows)
+    tl.store(at + 1, live_lanes)
+    tl.store(at + 2, nan)
+    tl.store(at + 3, posinf)
+    tl.store(at + 4, neginf)
     tl.store(at + 5, tl.sum(zero, 0))
-    tl.store(at + 6, tl.where(some, smallest, 0))
-    tl.store(at + 7, tl.where(some, largest, 0))
-    tl.store(at + 8, tl.sum(total, 0).to(tl.int64, bitcast=True))
-    tl.store(at + 9, tl.sum(squares, 0).to(tl.int64, bitcast=True))
-    tl.store(at + 10, tl.where(earliest == _NONE, 0, ~earliest))
+    tl.store(at + 6, tl.where(some, ~_order_key(smallest), 0))
+    tl.store(at + 7, tl.where(some, _order_key(largest), 0))
+    tl.store(at + 8, (tl.sum(total, 0) + more_total).to(tl.int64, bitcast=True))
+    tl.store(at + 9, (tl.sum(squares, 0) + more_squares).to(tl.int64, bitcast=True))
+    tl.store(at + 10, tl.where(first == _NONE, 0, ~first))
 
 
 def recordable(tensor: torch.Tensor) -> bool:
@@ -111,7 +163,7 @@ def programs_of(tensor: torch.Tensor) -> int:
     """Records that `write` makes."""
     if tensor.device.type == "cpu":
         return 1
-    return min(MAX_PROGRAMS, -(-tensor.numel() // _BLOCK))
+    return min(MAX_PROGRAMS, -(-tensor.numel() // _CHUNK))
 
 
 def write(tensor: torch.Tensor, scratch: torch.Tensor, stream: int) -> None:
@@ -160,10 +212,10 @@ def _launch(values: torch.Tensor, records: torch.Tensor, programs: int, stream: 
     double = values.dtype == torch.float64
     if kernel is None:
         _compiled[key] = record_kernel[(programs,)](
-            values, records, numel, BLOCK=_BLOCK, DOUBLE=double, num_warps=4
+            values, records, numel, BLOCK=_BLOCK, CHUNK=_CHUNK, DOUBLE=double, num_warps=4
         )
         return
     kernel.run(
         programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
-        values, records, numel, _BLOCK, double,
+        values, records, numel, _BLOCK, _CHUNK, double,
     )  # fmt: skip
