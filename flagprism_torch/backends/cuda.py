@@ -15,4 +15,9 @@ PROFILE = Profile(
     float64=True,
     warp_size=32,
     register_limits=(80, 128, None),
+    moves={
+        16: ("mov.b16 $0, $1;", "=h,h"),
+        32: ("mov.b32 $0, $1;", "=f,f"),
+        64: ("mov.b64 $0, $1;", "=d,d"),
+    },
 )

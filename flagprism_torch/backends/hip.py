@@ -12,4 +12,5 @@ PROFILE = Profile(
     clock=True,
     float64=True,
     warp_size=64,
+    moves={32: ("v_mov_b32 $0, $1", "=v,v")},
 )

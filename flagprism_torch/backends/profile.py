@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _MODULES = {"cuda": ".cuda", "hip": ".hip", "cpu": ".cpu.profile"}
@@ -25,6 +25,8 @@ class Profile:
         warp_size: lanes of a warp where the options do not say; None if a program is one thread.
         register_limits: registers per thread that a twin may use, (straight code, with loops, with
             dot products), None for as many as the compiler likes; None if it cannot be limited.
+        moves: where the compiler contracts products and sums (instrument.contraction): bits of a
+            float -> (instruction, constraints) of inline assembly that copies it unseen.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Profile:
     float64: bool
     warp_size: int | None
     register_limits: tuple[int | None, int | None, int | None] | None = None
+    moves: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     def threads(self, options: Any) -> int:
         """Threads of one program: as many partial results a loop accumulator keeps.

@@ -8,11 +8,14 @@ more `*i32` passes it in place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from flagprism_torch.instrument.apart import Apart
 from flagprism_torch.instrument.codegen import Argument, ProbeText
-from flagprism_torch.ir.module import Module, Value
+from flagprism_torch.instrument.contraction import Contraction
+from flagprism_torch.ir.module import Block, Module, Value
 from flagprism_torch.ir.text import header_arguments
 from flagprism_torch.ir.types import Type, tensor_type
 
@@ -23,9 +26,15 @@ class Insertions:
     """Collects what goes into a module's text, then joins it.
 
     `after[n]`: lines to stand after line n. An operand is (name, type) or (name, type, unsigned).
+    `moves`: as in backends.profile.
     """
 
-    def __init__(self, module: Module, probes: ProbeText) -> None:
+    def __init__(
+        self,
+        module: Module,
+        probes: ProbeText,
+        moves: Mapping[int, tuple[str, str]] = MappingProxyType({}),
+    ) -> None:
         self.module, self.probes = module, probes
         self.after: dict[int, list[str]] = {}
         self.prologue: list[str] = []
@@ -35,10 +44,16 @@ class Insertions:
         while any(f"%{self._prefix}_" in line for line in module.lines):  # the kernel's own names
             self._prefix += "_"
         self.hidden = f"%{HIDDEN.replace('flagprism', self._prefix)}"
+        self.contraction = Contraction(module.entry)
+        self._apart = Apart(moves, self.contraction.fragile, module.lines, self.at, self.name)
 
     def at(self, line: int) -> list[str]:
         """The lines to stand after a line, to be extended."""
         return self.after.setdefault(line, [])
+
+    def settled(self, block: Block, line: int) -> int:
+        """The first line at or behind `line` where a branch may stand (instrument.contraction)."""
+        return self.contraction.settled(block, line)
 
     def name(self, what: str = "") -> str:
         """A fresh SSA name."""
@@ -75,10 +90,9 @@ class Insertions:
         return name
 
     def tile(self, value: Value, out: list[str]) -> tuple[str, Type]:
-        """A value as a tensor: scalars become [1]."""
-        if value.type.is_tensor:
-            return value.name, value.type
-        return self.splat(value.name, value.type, out)
+        """A value for a probe, as a tensor: scalars become [1]. A float is a copy."""
+        name = self._apart.of(value)
+        return (name, value.type) if value.type.is_tensor else self.splat(name, value.type, out)
 
     def splat(self, name: str, kind: Type, out: list[str]) -> tuple[str, Type]:
         """A scalar as a tensor of one lane."""

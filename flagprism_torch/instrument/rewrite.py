@@ -7,8 +7,9 @@ host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from flagprism_torch.instrument import histograms, values, whole, words
@@ -36,22 +37,28 @@ __all__ = ["HIDDEN", "instrument"]
 _I32, _I64, _I1 = parse_type("i32"), parse_type("i64"), parse_type("i1")
 
 
-def instrument(module: Module, plan: Plan, probes: ProbeText, *, threads: int, slots: int) -> str:
+def instrument(
+    module: Module,
+    plan: Plan,
+    probes: ProbeText,
+    *,
+    threads: int,
+    slots: int,
+    moves: Mapping[int, tuple[str, str]] = MappingProxyType({}),
+) -> str:
     """The module's text with the plan's records and the hidden argument.
 
     Args:
         threads: partials a loop keeps per value (a power of two).
         slots: 0 if every program has a slot of its own, else the number of shared slots.
+        moves: as in backends.profile.
     """
-    return _Rewriter(module, plan, probes, threads, slots).text()
+    return _Rewriter(plan, Insertions(module, probes, moves), threads, slots).text()
 
 
 class _Rewriter:
-    def __init__(
-        self, module: Module, plan: Plan, probes: ProbeText, threads: int, slots: int
-    ) -> None:
-        self.plan, self.threads, self.slots = plan, threads, slots
-        self.new = Insertions(module, probes)
+    def __init__(self, plan: Plan, new: Insertions, threads: int, slots: int) -> None:
+        self.plan, self.new, self.threads, self.slots = plan, new, threads, slots
         self.nests = Nests(self.new)
         self.rounds = Rounds(self.new)
         self.masks = MaskOperands(self.new)
@@ -60,7 +67,7 @@ class _Rewriter:
         self.histograms = {op.record: op.histogram for op in plan.table.ops if op.histogram >= 0}
         histogram_words = plan.table.histograms * HIST_SHARDS * HIST_BUCKETS * 2
         self.offset = histogram_words + len(plan.checks) * CHECK_WORDS
-        self.checks = CheckText(module.entry, self.new, self.masks, plan.checks, histogram_words)
+        self.checks = CheckText(new.module.entry, new, self.masks, plan.checks, histogram_words)
 
     def text(self) -> str:
         constants = {"OFFSET": self.offset, "OPS": len(self.plan.records), "SLOTS": self.slots}
@@ -97,7 +104,7 @@ class _Rewriter:
     def _once(self, index: int, record: Record) -> None:
         out = self.new.at(record.line)
         value, mask, masked = self._value(record, out)
-        self._histogram(index, value, mask, masked, out)
+        self._histogram(index, record, value, mask, masked)
         mode = self._mode(record.place)
         kind = value[1]
         threads = min(self.threads, kind.numel)
@@ -131,7 +138,7 @@ class _Rewriter:
         nest = record.place.loops
         out = self.new.at(record.line)
         value, mask, masked = self._value(record, out)
-        self._histogram(index, value, mask, masked, out)
+        self._histogram(index, record, value, mask, masked)
         kind = value[1]
         threads = min(self.threads, kind.numel)
         level = len(nest) - 1
@@ -227,10 +234,11 @@ class _Rewriter:
             constants = {"MODE": self._mode(place), "WIDE": how.wide}
             self.new.probe(how.total, [*arguments, op], constants, out)
 
-    def _histogram(self, index: int, value: Any, mask: Any, masked: bool, out: list[str]) -> None:
+    def _histogram(self, index: int, record: Record, value: Any, mask: Any, masked: bool) -> None:
         block = self.histograms.get(index)
         if block is None:
             return
+        out = self.new.at(self.new.settled(record.op.block, record.line))
         number = (self.new.integer("i32", block), _I32)
         self.new.probe(
             histograms.histogram,

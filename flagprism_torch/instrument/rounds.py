@@ -70,6 +70,7 @@ class Member:
 class _Block:
     """What may share rounds: values of one block with the same number of partials."""
 
+    block: Block
     threads: int
     loop: bool
     members: list[Member] = field(default_factory=list)
@@ -85,7 +86,7 @@ class Rounds:
     def add(self, block: Block, threads: int, loop: bool, member: Member) -> None:
         """Let a value take part; `threads`: how many partials it has."""
         key = (id(block), threads, loop)
-        self._blocks.setdefault(key, _Block(threads, loop)).members.append(member)
+        self._blocks.setdefault(key, _Block(block, threads, loop)).members.append(member)
 
     def write(self) -> None:
         """Add all rounds to the text."""
@@ -100,7 +101,8 @@ class Rounds:
             self._round(chosen, block)
 
     def _round(self, members: list[Member], block: _Block) -> None:
-        new, out = self._new, self._new.at(members[-1].line)
+        new = self._new
+        out = new.at(new.settled(block.block, members[-1].line))
         word = self._carry(members, block, out) if block.loop else self._put(members, out)
         rare = [(at, member) for at, member in enumerate(members) if member.checks is not None]
         if not rare:

@@ -73,19 +73,20 @@ class SilentText:
     # -- rare lanes
 
     def _once(self, number: int, check: Check) -> None:
-        out = self._new.at(check.line)
+        line = self._new.settled(check.op.block, check.line)
+        out = self._new.at(line)
         parts = [self._new.tile(value, out) for value in check.parts]
         constants: dict[str, Any] = {"T": min(self._threads, parts[0][1].numel)}
         probe: Any = silent_probes.undefined
         if check.kind == "saturation":
             probe, constants["LIMIT"] = silent_probes.saturated, SATURATES[check.value.type.element]
-        self._call(probe, number, parts, constants, check.line, out)
+        self._call(probe, number, parts, constants, line, out)
 
     def _wraps(self, numbers: list[int]) -> None:
         """One branch for all offset arithmetic of a block, taken if something may be large."""
         checks = [self._checks[number] for number in numbers]
         bounds = [self._magnitudes.of(check.value) for check in checks]
-        line = max(check.line for check in checks)
+        line = self._new.settled(checks[0].op.block, max(check.line for check in checks))
         out = self._new.at(line)
         top = self._magnitudes.name(self._magnitudes.highest(bounds, out))
         large, limit = self._new.name(), self._new.integer("i64", silent_probes.LARGE)
@@ -118,11 +119,12 @@ class SilentText:
     # -- tallies
 
     def _tally(self, number: int, check: Check) -> None:
-        out = self._new.at(check.line)
+        line = self._new.settled(check.op.block, check.line)
+        out = self._new.at(line)
         parts = [self._new.tile(value, out) for value in check.parts]
         kind = parts[0][1]
         threads = min(self._threads, kind.numel)
-        needed, masked = self._masks.operand(check.needed, kind, check.op.block, check.line, out)
+        needed, masked = self._masks.operand(check.needed, kind, check.op.block, line, out)
         probe = silent_probes.tf32 if check.kind == "tf32" else silent_probes.stagnation
         nest = place_of(check.op.block).loops
         carried: list[Accumulator] = []

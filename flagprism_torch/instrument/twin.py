@@ -80,7 +80,7 @@ def _sources_hash() -> str:
     """Hash of everything that shapes a twin: part of its cache key."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for folder in ("instrument", "ir", "records"):
+    for folder in ("instrument", "ir", "records", "backends"):
         for file in sorted((root / folder).glob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
@@ -147,7 +147,12 @@ class TwinSource(ASTSource):
         self.table = plan.table
         probes = ProbeText(backend, options)
         written = instrument(
-            text, plan, probes, threads=profile.threads(options), slots=recipe.slots
+            text,
+            plan,
+            probes,
+            threads=profile.threads(options),
+            slots=recipe.slots,
+            moves=profile.moves,
         )
         result = parse_module(written, context)
         limit = profile.registers(options, "scf.for" in written, "tt.dot " in written)

@@ -137,7 +137,7 @@ class Probe:
             collector = Collector(
                 Config(record_capacity=capacity, logdir=False), ModuleNames(None), Coverage()
             )
-            collector.buffers = Reserved(collector._consume, collector._lost)
+            collector.buffers = Reserved(collector.ledger.add, collector._lost)
             jit.install(Patches(stack), collector)
             call()
             out["phases"]["inside"] = self.launches()
