@@ -187,8 +187,8 @@ class Ledger:
     def add(self, launches: Sequence[tuple[Launch, int]], words: torch.Tensor) -> None:
         """Merge the folded words of launches (records.buffers.words_of), each from its place in
         `words`, an int32 host tensor."""
-        data = words.numpy()
         with self._lock, unseen():
+            data = words.numpy()
             for step, group in groupby(launches, lambda each: each[0].step):
                 batch = _Batch.of(list(group), data)
                 notable = batch.notable()
