@@ -18,6 +18,7 @@ import triton.language as tl
 from ptx_flow import Flow, spelled
 from triton import knobs
 from triton.compiler import ASTSource
+from triton.language.extra import libdevice
 from ttir_text import CUDA, ttir
 
 from benchmarks.kernels import layer_norm
@@ -122,6 +123,20 @@ def squares_later(x_ptr, y_ptr, o_ptr, N: tl.constexpr):
     tl.store(o_ptr + i, larger + x * x)
 
 
+@triton.jit
+def doubled_functions(a_ptr, b_ptr, c_ptr, o_ptr, p_ptr, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    a = tl.load(a_ptr + i)
+    b = tl.load(b_ptr + i)
+    c = tl.load(c_ptr + i)
+    grown = tl.exp(a) * 2.0
+    root = 2.0 * tl.sqrt(b)
+    tl.store(o_ptr + i, grown + root)
+    tl.store(p_ptr + i, tl.fma(a, b, c) * 2.0)
+    bent = libdevice.tanh(c) * 2.0
+    tl.store(p_ptr + i + N, bent)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """`types` of the arguments before the constexpr, and which of them are `outputs`;
@@ -143,6 +158,7 @@ KERNELS = {
     "gelu backward": Kernel(gelu_backward, "*fp32 *fp32 *fp32", (2,)),
     "sum of squares": Kernel(sum_of_squares, "*fp32 *fp32", (1,)),
     "two sums": Kernel(two_sums, FIVE, (3, 4)),
+    "doubled functions": Kernel(doubled_functions, FIVE, (3, 4)),
     "sum and store": Kernel(sum_and_store, FIVE, (3, 4)),
     "a * b + b * c": Kernel(sum_of_products, "*fp32 *fp32 *fp32 *fp32", (3,), values=5),
     "a / b + c": Kernel(quotient, "*fp32 *fp32 *fp32 *fp32", (3,)),

@@ -114,12 +114,11 @@ def int_once(x_ptr, mask_ptr, records, N: tl.constexpr, MASKED: tl.constexpr, T:
         live = values.mask_count(mask, T)
     if TRUTH:
         true = tl.reduce(whole.true_partials(x != 0, mask, MASKED, T), 0, tiles.added)
-        whole.put_true(true, live, base, 0, MODE, False)
+        whole.put_true(true, live, base, 0, MODE)
     else:
         partials = whole.int_partials(x, mask, MASKED, T)
         zero, low, high, total, squares = tl.reduce(partials, 0, values.merge_partials)
-        WIDE: tl.constexpr = x.dtype.primitive_bitwidth == 64
-        whole.put_int(zero, low, high, total, squares, live, base, 0, MODE, WIDE)
+        whole.put_int(zero, low, high, total, squares, live, base, 0, MODE)
 
 
 @triton.jit
@@ -132,8 +131,11 @@ def int_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.conste
     else:
         low = tl.full([T], 0x7FFFFFFF, tl.int32)
     high = -1 - low
-    total = tl.zeros([T], tl.float32)
-    squares = total
+    if x_ptr.dtype.element_ty.primitive_bitwidth == 64:
+        total = tl.zeros([T], tl.float64)
+    else:
+        total = tl.zeros([T], tl.int64)
+    squares = tl.zeros([T], tl.float64)
     live = tl.zeros([T], tl.int64)
     executions = tl.full([], 0, tl.int64)
     true = tl.zeros([T], tl.int32)
@@ -150,11 +152,10 @@ def int_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.conste
             )
         executions += 1
     if TRUTH:
-        whole.true_total(true, values.mask_total(live), executions, base, 0, 0, False)
+        whole.true_total(true, values.mask_total(live), executions, base, 0, 0)
     else:
-        WIDE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 64
         whole.int_total(
-            zero, low, high, total, squares, values.mask_total(live), executions, base, 0, 0, WIDE
+            zero, low, high, total, squares, values.mask_total(live), executions, base, 0, 0
         )
 
 

@@ -54,12 +54,12 @@ class Apart:
         return name
 
     def _again(self, value: Value) -> str:
-        """Text of a product or quotient of copies."""
+        """Text of a product, quotient or function of copies. One copy keeps it from being merged
+        with the original; fragile operands need theirs."""
         assert value.op is not None
-        left, right = value.op.operands
-        names = {left.name: self.of(left)}
-        if right in self._fragile:
-            names[right.name] = self.of(right)
+        first, *others = value.op.operands
+        copied = [first, *(other for other in others if other in self._fragile)]
+        names = {operand.name: self.of(operand) for operand in copied}
         text = split_location(self._lines[value.op.line])[0].partition(" = ")[2]
         return VALUE.sub(lambda match: names.get(match.group(), match.group()), text)
 

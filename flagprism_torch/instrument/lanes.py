@@ -47,8 +47,7 @@ class Lanes:
         if valid is UNKNOWN:
             return Live(UNKNOWN, watched, self._line(op, watched), "unknown")
         if needed is UNKNOWN:
-            label = "all" if valid is ALL else "valid"
-            return Live(valid, valid, self._line(op, valid), label)
+            return Live(valid, valid, self._line(op, valid), "valid")
         mask = both(valid, needed)
         return Live(mask, needed, self._line(op, mask, needed), "all" if mask is ALL else "live")
 

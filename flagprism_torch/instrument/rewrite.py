@@ -1,8 +1,8 @@
 """Put probes into a kernel: TTIR text in, TTIR text with one more argument out.
 
-Records and watches become calls of probes (instrument.values) behind their operation, or
-loop-carried partials (instrument.nests); checks (instrument.births) stand in a branch behind their
-host.
+Records and watches leave partials (instrument.values, instrument.whole) behind their operation, in
+a loop carried on (instrument.nests); what is made of them, and the checks of their round
+(instrument.births), stands at the round's end (instrument.rounds).
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ class _Rewriter:
             return words.ATOMIC
         return words.MERGE if place.repeated else words.STORE
 
+    def _merging(self, place: Place) -> int:
+        """The mode of what is put into a record beside something else."""
+        mode = self._mode(place)
+        return words.MERGE if mode == words.STORE else mode
+
     # -- one record
 
     def _once(self, index: int, record: Record) -> None:
@@ -117,11 +122,11 @@ class _Rewriter:
             partials = self.new.probe(how.partials, [value, mask], constants, out)
             lanes = kind.numel // threads
             member = Member(record.line, value[:2], lanes, (partials, how.types))
-            member.put = how.put, put, {"MODE": mode, "WIDE": how.wide}
+            member.put = how.put, put, {"MODE": mode}
             self.rounds.add(record.op.block, threads, False, member)
             return
         iteration = self._iteration(record)
-        if mode == words.MERGE and record.place.repeated:
+        if mode == words.MERGE:
             ran = self.new.probe(words.executed, [self.base, op], {}, out)
             iteration = (ran, _I64)
         extra, has_extra = self._extra(record, value, out)
@@ -129,7 +134,9 @@ class _Rewriter:
             values.float_partials, [value, mask, extra], {**constants, "EXTRA": has_extra}, out
         )
         wide = "f64" if kind.element == "f64" else "f32"
-        member = self._member(record, value, (partials, _types(wide, wide, threads)), iteration)
+        member = self._member(
+            record, value, (partials, _types(wide, wide, wide, threads)), iteration
+        )
         member.put = values.put_usual, put, {"MODE": mode}
         member.rare = self._rare(index, record, value, mask, constants, iteration)
         self.rounds.add(record.op.block, threads, False, member)
@@ -146,7 +153,7 @@ class _Rewriter:
         live = self._live_carried(nest, record, mask, masked, threads, out)
         wide = "f64" if kind.element == "f64" else "f32"
         how = None if record.real else _Whole.of(record, threads)
-        types = how.types if how is not None else _types(wide, wide, threads)
+        types = how.types if how is not None else _types(wide, wide, wide, threads)
         carried = [
             self.nests.accumulator(nest, role, each.element, threads)
             for role, each in zip(_ROLES, types, strict=False)
@@ -200,8 +207,7 @@ class _Rewriter:
     ) -> tuple[list[Any], dict[str, Any]]:
         """Operands (but for the flags) and constants of rare_execution."""
         op = (self.new.integer("i32", index), _I32)
-        mode = self._mode(record.place) or words.MERGE
-        more = {"MODE": mode, "LANE_BITS": lane_bits(value[1].numel)}
+        more = {"MODE": self._merging(record.place), "LANE_BITS": lane_bits(value[1].numel)}
         return [value, mask, iteration, self.base, self.program, op], constants | more
 
     def _iteration(self, record: Record) -> tuple[str, Type]:
@@ -227,12 +233,11 @@ class _Rewriter:
         arguments += [(lanes, _I64), (executions, _I64), self.base]
         op = (self.new.integer("i32", index), _I32)
         if record.real:  # rare executions are in memory already
-            constants = {"MODE": self._mode(place) or words.MERGE}
+            constants = {"MODE": self._merging(place)}
             self.new.probe(values.float_total, [*arguments, op], constants, out)
         else:
-            how = _Whole.of(record, 1)
-            constants = {"MODE": self._mode(place), "WIDE": how.wide}
-            self.new.probe(how.total, [*arguments, op], constants, out)
+            probe = _Whole.of(record, 1).total
+            self.new.probe(probe, [*arguments, op], {"MODE": self._mode(place)}, out)
 
     def _histogram(self, index: int, record: Record, value: Any, mask: Any, masked: bool) -> None:
         block = self.histograms.get(index)
@@ -281,7 +286,7 @@ class _Rewriter:
             record.watched, kind, record.op.block, record.line, out
         )
         if masked:
-            name = self.new.probe(values.where, [(name, tile), watched], {}, out)
+            name = self.new.probe(values.doubt_within, [(name, tile), watched], {}, out)
         return (name, tile), True
 
     def _live_carried(
@@ -307,9 +312,9 @@ class _Rewriter:
 _ROLES = ("zero", "low", "high", "total", "squares")
 
 
-def _types(wide: str, sums: str, threads: int) -> list[Type]:
+def _types(wide: str, total: str, squares: str, threads: int) -> list[Type]:
     """Types of the five partials of a record."""
-    return [tensor_type((threads,), element) for element in ("i32", wide, wide, sums, sums)]
+    return [tensor_type((threads,), element) for element in ("i32", wide, wide, total, squares)]
 
 
 @dataclass(frozen=True)
@@ -321,7 +326,6 @@ class _Whole:
     accumulate: Any
     total: Any
     types: list[Type]
-    wide: bool
 
     @classmethod
     def of(cls, record: Record, threads: int) -> _Whole:
@@ -329,8 +333,9 @@ class _Whole:
         if element == "i1":
             counts = [tensor_type((threads,), "i32")]
             return cls(whole.true_partials, whole.put_true, whole.true_accumulate,
-                       whole.true_total, counts, False)  # fmt: skip
+                       whole.true_total, counts)  # fmt: skip
         narrow = element in ("i8", "i16") or (element == "i32" and not record.unsigned)
-        types = _types("i32" if narrow else "i64", "f32", threads)
+        total = "f64" if element == "i64" else "i64"
+        types = _types("i32" if narrow else "i64", total, "f64", threads)
         return cls(whole.int_partials, whole.put_int, whole.int_accumulate, whole.int_total,
-                   types, element == "i64")  # fmt: skip
+                   types)  # fmt: skip

@@ -1,14 +1,14 @@
 """Value probes: plain Triton functions that turn a tile of floats into one record
 (instrument.whole: of integers).
 
-They are generated into the kernel's module and inlined (`instrument.codegen`). Every probe works in
-two steps, so that a loop pays no cross-lane reduction per iteration:
+They are generated into the kernel's module and inlined (`instrument.codegen`). A value is recorded
+in two steps, so that a loop pays no cross-lane reduction per iteration:
 
 1. `*_partials`: elementwise work, then a reduction along the lanes one thread holds, [T] partials;
-2. `*_record` or `*_total`: one reduction over the T threads, then `write`.
+2. a reduction over the T threads, of all values of a round (instrument.rounds), then `put_*`.
 
-Inside an `scf.for` the [T] partials are loop-carried (`*_merge`), and step 2 runs once after the
-outermost loop. T is a power of two (`backends.profile.Profile.threads`).
+Inside an `scf.for` the [T] partials are loop-carried (`float_merge`), and step 2 (`float_total`)
+runs once after the outermost loop. T is a power of two (`backends.profile.Profile.threads`).
 
 Note [Usual tiles]
 Nearly all tiles are finite and of middling size, and instructions are what a probe costs. So the
@@ -40,7 +40,7 @@ from flagprism_torch.instrument.tiles import (
 from flagprism_torch.instrument.words import float_key, write
 
 _LARGE = tl.constexpr(1e30)  # sums of squares beyond may overflow soon
-_SMALL = tl.constexpr(1e-16)  # the largest value whose squares have 14 digits left in float32
+_SMALL = tl.constexpr(1e-16)  # squares of smaller values soon lose digits in float32
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def doubt_unless(extra, x, operand):
 
 
 @triton.jit
-def where(extra, lanes):
+def doubt_within(extra, lanes):
     """`extra` in some lanes only."""
     return tl.where(lanes, extra, 0)
 

@@ -1,8 +1,9 @@
 """Value probes for integers and truth values, in the two steps of instrument.values.
 
-Extrema and counts are exact. Sums within a program are float32, as those of floats are; squares
-of 64-bit integers are scaled by 2**-64: the largest must not overflow, those of 1 stay normal.
-Of a tile of truth values everything follows from how many are true.
+Extrema and counts are exact, and so are sums within a program, but those of 64-bit integers, which
+are float64. Squares are float32 for the lanes of one thread and one execution; of 64-bit integers
+they are scaled by 2**-64: the largest must not overflow, those of 1 stay normal. Of a tile of truth
+values everything follows from how many are true.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from flagprism_torch.instrument.words import SIGN, write
 @triton.jit
 def int_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
     """Per-thread partials, each [T]: zeros int32, low, high int32 or int64 (int64 also for uint32;
-    uint64 in its order as int64), total, squares float32 (scaled, for 64 bits)."""
+    uint64 in its order as int64), total int64 (float64 for 64 bits), squares float64."""
     if x.dtype == tl.uint64:
         ordered = x.to(tl.int64, bitcast=True) ^ SIGN
     elif (x.dtype == tl.int64) | (x.dtype == tl.uint32):
@@ -30,18 +31,21 @@ def int_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
     else:
         top = tl.full(ordered.shape, 0x7FFFFFFF, tl.int32)
     zero = (x == 0).to(tl.int32)
-    value = x.to(tl.float32)
+    if x.dtype.primitive_bitwidth == 64:
+        value = x.to(tl.float64)
+        small = (value * 2.0**-32).to(tl.float32)
+    else:
+        value = x.to(tl.int64)
+        small = x.to(tl.float32)
     low = ordered
     high = ordered
     if MASKED:
         zero = tl.where(mask, zero, 0)
         low = tl.where(mask, ordered, top)
         high = tl.where(mask, ordered, -1 - top)
-        value = tl.where(mask, value, 0.0)
-    small = value
-    if x.dtype.primitive_bitwidth == 64:
-        small = value * 2.0**-32
-    return tl.reduce(
+        value = tl.where(mask, value, 0)
+        small = tl.where(mask, small, 0.0)
+    zero, low, high, total, squares = tl.reduce(
         (
             per_thread(zero, T),
             per_thread(low, T),
@@ -52,13 +56,16 @@ def int_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
         1,
         merge_partials,
     )
+    squares = squares.to(tl.float64)
+    if x.dtype.primitive_bitwidth == 64:
+        squares = squares * 2.0**64
+    return zero, low, high, total, squares
 
 
 @triton.jit
-def put_int(zero, low, high, total, squares, live, base, op, MODE: tl.constexpr,
-            WIDE: tl.constexpr):  # fmt: skip
-    """Record of one execution. live: int64; WIDE: whether the values have 64 bits."""
-    _put(zero, low, high, total, squares, live, tl.full([], 1, tl.int64), base, op, MODE, WIDE)
+def put_int(zero, low, high, total, squares, live, base, op, MODE: tl.constexpr):
+    """Record of one execution. live: int64."""
+    _put(zero, low, high, total, squares, live, tl.full([], 1, tl.int64), base, op, MODE)
 
 
 @triton.jit
@@ -69,25 +76,18 @@ def int_accumulate(x, mask, zero, low, high, total, squares, MASKED: tl.constexp
 
 
 @triton.jit
-def int_total(zero, low, high, total, squares, live, executions, base, op, MODE: tl.constexpr,
-              WIDE: tl.constexpr):  # fmt: skip
+def int_total(zero, low, high, total, squares, live, executions, base, op, MODE: tl.constexpr):
     """Record of loop-carried partials."""
     zero, low, high, total, squares = tl.reduce(
-        (zero.to(tl.int64), low, high, total.to(tl.float64), squares.to(tl.float64)),
-        0,
-        merge_partials,
+        (zero.to(tl.int64), low, high, total, squares), 0, merge_partials
     )
-    _put(zero, low, high, total, squares, live, executions, base, op, MODE, WIDE)
+    _put(zero, low, high, total, squares, live, executions, base, op, MODE)
 
 
 @triton.jit
-def _put(zero, low, high, total, squares, live, executions, base, op, MODE: tl.constexpr,
-         WIDE: tl.constexpr):  # fmt: skip
+def _put(zero, low, high, total, squares, live, executions, base, op, MODE: tl.constexpr):
     low_key = tl.where(live > 0, ~(low.to(tl.int64) ^ SIGN), 0)
     high_key = tl.where(live > 0, high.to(tl.int64) ^ SIGN, 0)
-    squares = squares.to(tl.float64)
-    if WIDE:
-        squares = squares * 2.0**64
     write(base, op, MODE, executions, live, zero.to(tl.int64), low_key, high_key,
           total.to(tl.float64), squares)  # fmt: skip
 
@@ -101,7 +101,7 @@ def true_partials(x, mask, MASKED: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def put_true(true, live, base, op, MODE: tl.constexpr, WIDE: tl.constexpr):
+def put_true(true, live, base, op, MODE: tl.constexpr):
     """Record of one execution."""
     _put_true(true.to(tl.int64), live, tl.full([], 1, tl.int64), base, op, MODE)
 
@@ -113,7 +113,7 @@ def true_accumulate(x, mask, true, MASKED: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def true_total(true, live, executions, base, op, MODE: tl.constexpr, WIDE: tl.constexpr):
+def true_total(true, live, executions, base, op, MODE: tl.constexpr):
     """Record of loop-carried partials."""
     _put_true(tl.reduce(true.to(tl.int64), 0, added), live, executions, base, op, MODE)
 

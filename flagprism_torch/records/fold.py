@@ -68,6 +68,7 @@ def _move(source, target, words, BLOCK: tl.constexpr):
     for start in range(0, words, BLOCK):
         at = start + tl.arange(0, BLOCK)
         tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
+    tl.debug_barrier()
     _clear(source, words, BLOCK)
 
 

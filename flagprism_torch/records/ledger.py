@@ -195,7 +195,7 @@ class Ledger:
                 for period in (self._steps.setdefault(step, _Period()), self._total):
                     period.add(batch, notable)
             while len(self._steps) > KEPT_STEPS:
-                self._steps.popitem(last=False)
+                del self._steps[min(self._steps)]
 
     def steps(self) -> list[int]:
         with self._lock:
