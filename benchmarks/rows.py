@@ -9,8 +9,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from benchmarks import kernels
 from benchmarks.gpt2 import Training
 from benchmarks.measure import (
     Step,
+    Variant,
     geometric_mean,
     interleaved,
     kernel_times,
@@ -58,9 +59,36 @@ def _training(device: str, small: bool) -> Training:
 
 
 def _step(device: str, small: bool) -> list[Line]:
-    """The training step without a tool, under level 1, and eager with statistics by hooks."""
+    """The training step without a tool and under level 1."""
     training = _training(device, small)
     model, step = training.model, training.step
+    variants: dict[str, Variant] = {
+        "torch.compile, no tool": lambda: plain(step),
+        "level 1": lambda: level_1(step, model=model, logdir=False),
+    }
+    lines = _against_first(variants, device, (2, 1) if small else (7, 10))
+    with flagprism_torch.debug(model=model, logdir=False) as session:
+        step()
+    notes = [training.shape, session.coverage.line()]
+    return [replace(line, note=note) for line, note in zip(lines, notes, strict=True)]
+
+
+def _tensorboard(device: str, small: bool) -> list[Line]:
+    """The training step under level 1 with its summaries written."""
+    training = _training(device, small)
+    with tempfile.TemporaryDirectory() as folder:
+        variants: dict[str, Variant] = {
+            "torch.compile, no tool (again)": lambda: plain(training.step),
+            "level 1, TensorBoard": lambda: level_1(
+                training.step, model=training.model, logdir=folder
+            ),
+        }
+        return _against_first(variants, device, (2, 1) if small else (5, 5))
+
+
+def _eager(device: str, small: bool) -> list[Line]:
+    """The eager step, and with statistics of module outputs by hooks."""
+    training = _training(device, small)
     eager, hooked = training.twin(compiled=False), training.twin(compiled=False)
     found: list[torch.Tensor] = []
     for module in hooked.model.modules():
@@ -70,30 +98,25 @@ def _step(device: str, small: bool) -> list[Line]:
         hooked.step()
         found.clear()
 
-    runs, inner = (2, 1) if small else (7, 10)
-    with tempfile.TemporaryDirectory() as folder:
-        got = interleaved(
-            {
-                "torch.compile, no tool": lambda: plain(step),
-                "level 1": lambda: level_1(step, model=model, logdir=False),
-                "level 1, TensorBoard": lambda: level_1(step, model=model, logdir=folder),
-                "eager, no tool": lambda: plain(eager.step),
-                "eager, hooks with six statistics": lambda: plain(hooked_step),
-            },
-            device,
-            runs,
-            inner,
-        )
-    with flagprism_torch.debug(model=model, logdir=False) as session:
-        step()
-    notes = {
-        "torch.compile, no tool": training.shape,
-        "level 1": session.coverage.line(),
-        "eager, hooks with six statistics": "forward module outputs only, no synchronisation",
+    variants: dict[str, Variant] = {
+        "torch.compile, no tool (again)": lambda: plain(training.step),
+        "eager, no tool": lambda: plain(eager.step),
+        "eager, hooks with six statistics": lambda: plain(hooked_step),
     }
-    base = got["torch.compile, no tool"]
+    lines = _against_first(variants, device, (2, 1) if small else (7, 10))
+    note = "forward module outputs only, no synchronisation"
+    return [*lines[:2], replace(lines[2], note=note)]
+
+
+def _against_first(
+    variants: Mapping[str, Variant], device: str, times: tuple[int, int]
+) -> list[Line]:
+    """Lines of variants, ratios to the first. times: rounds, steps in each."""
+    got = interleaved(variants, device, *times)
+    base = next(iter(got.values()))
+    note = f"{times[0]} x {times[1]}"
     return [
-        Line(name, ms, ms / base if number else None, notes.get(name, f"{runs} x {inner}"))
+        Line(name, ms, ms / base if number else None, note)
         for number, (name, ms) in enumerate(got.items())
     ]
 
@@ -128,17 +151,11 @@ def _nan_asserts(device: str, small: bool) -> list[Line]:
         checked = training.twin(compiled=True)
         for _ in range(3):
             checked.step()
-    runs, inner = (2, 1) if small else (5, 5)
-    got = interleaved(
-        {"plain": lambda: plain(training.step), "asserts": lambda: plain(checked.step)},
-        device,
-        runs,
-        inner,
-    )
-    return [
-        Line("torch.compile, no tool (again)", got["plain"], None, f"{runs} x {inner}"),
-        Line("Inductor nan_asserts", got["asserts"], got["asserts"] / got["plain"]),
-    ]
+    variants: dict[str, Variant] = {
+        "torch.compile, no tool (again)": lambda: plain(training.step),
+        "Inductor nan_asserts": lambda: plain(checked.step),
+    }
+    return _against_first(variants, device, (2, 1) if small else (5, 5))
 
 
 def _per_kernel(device: str, small: bool) -> list[Line]:
@@ -279,27 +296,46 @@ def _compile(device: str, small: bool) -> list[Line]:
         RuntimeError: the twins were there before.
     """
     training = _training(device, small)
-    synchronize(device)
-    times = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        _triton_cache(folder),
-        flagprism_torch.debug(logdir=False, model=training.model) as session,
-    ):
-        for _ in range(3):
-            start = time.perf_counter()
-            training.step()
-            session.step()
-            synchronize(device)
-            times.append((time.perf_counter() - start) * 1e3)
-        compiled = len(list(Path(folder).glob("*/flagprism.json")))
-    built = session.coverage.to_dict()["instrumented"]
+    with tempfile.TemporaryDirectory() as folder:
+        shared = "TRITON_CACHE_DIR" in os.environ  # of all groups of a run, empty at its start
+        with contextlib.nullcontext() if shared else _triton_cache(folder):
+            times, built, compiled = _first_steps(training, device)
     if compiled < built:
         raise RuntimeError(f"{built} twins were used, but only {compiled} were compiled")
     note = (
         f"{compiled} twins of {built} kernels, {ahead.workers()} threads beside the launching one"
     )
     return [Line("building twins, cold", times[0] - min(times[1:]), None, note)]
+
+
+def _reuse(device: str, small: bool) -> list[Line]:
+    """The first step inside a session of a new process, with twins in Triton's cache.
+
+    Raises:
+        RuntimeError: they were not there.
+    """
+    times, built, compiled = _first_steps(_training(device, small), device)
+    if compiled:
+        raise RuntimeError("the twins were not there: measure it together with compile")
+    return [Line("first step, twins in Triton's cache", times[0], None, f"{built} kernels")]
+
+
+def _first_steps(training: Training, device: str) -> tuple[list[float], int, int]:
+    """Milliseconds of the first three steps of a session, how many kernels have twins, and how many
+    twins were compiled."""
+    cache = Path(os.environ.get("TRITON_CACHE_DIR", "~/.triton/cache")).expanduser()
+    before = len(list(cache.glob("*/flagprism.json")))
+    times = []
+    synchronize(device)
+    with flagprism_torch.debug(logdir=False, model=training.model) as session:
+        for _ in range(3):
+            start = time.perf_counter()
+            training.step()
+            session.step()
+            synchronize(device)
+            times.append((time.perf_counter() - start) * 1e3)
+    compiled = len(list(cache.glob("*/flagprism.json"))) - before
+    return times, session.coverage.to_dict()["instrumented"], compiled
 
 
 @contextlib.contextmanager
@@ -317,11 +353,14 @@ def _triton_cache(folder: str) -> Iterator[None]:
 
 
 GROUPS: dict[str, Group] = {
-    "compile": _compile,  # first: with small sizes all groups share a process
+    "compile": _compile,  # first: later groups find its twins
+    "reuse": _reuse,
     "step": _step,
     "per_kernel": _per_kernel,
-    "nan_asserts": _nan_asserts,
-    "kernels": _kernels,
     "launch": _launch,
     "outside": _outside,
+    "kernels": _kernels,
+    "eager": _eager,
+    "nan_asserts": _nan_asserts,
+    "tensorboard": _tensorboard,
 }

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -52,21 +54,22 @@ def main(argv: list[str] | None = None) -> int:
     wanted = args.rows or list(GROUPS)
     started = time.monotonic()
     failed = []
-    for group in wanted:
-        if group in results and not args.fresh:
-            continue
-        left = args.budget - (time.monotonic() - started)
-        if left < LEAST_SECONDS and not args.small:
-            failed.append(f"{group} (no time left: run the command again)")
-            continue
-        print(f"measuring {group} ...", file=sys.stderr, flush=True)
-        try:
-            found = _measure(group, True) if args.small else _in_process(group, left)
-        except (subprocess.SubprocessError, RuntimeError) as error:
-            failed.append(f"{group} ({error})")
-            continue
-        results[group] = found
-        path.write_text(json.dumps(results, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as cache:
+        for group in wanted:
+            if group in results and not args.fresh:
+                continue
+            left = args.budget - (time.monotonic() - started)
+            if left < LEAST_SECONDS and not args.small:
+                failed.append(f"{group} (no time left: run the command again)")
+                continue
+            print(f"measuring {group} ...", file=sys.stderr, flush=True)
+            try:
+                found = _measure(group, True) if args.small else _in_process(group, left, cache)
+            except (subprocess.SubprocessError, RuntimeError) as error:
+                failed.append(f"{group} ({error})")
+                continue
+            results[group] = found
+            path.write_text(json.dumps(results, indent=1) + "\n")
     print(table({group: results[group] for group in GROUPS if group in results}))
     for text in failed:
         print(f"not measured: {text}")
@@ -107,9 +110,11 @@ def _measure(group: str, small: bool) -> dict[str, Any]:
     return {"conditions": conditions(device), "lines": lines}
 
 
-def _in_process(group: str, seconds: float) -> dict[str, Any]:
+def _in_process(group: str, seconds: float, cache: str) -> dict[str, Any]:
+    """Lines of a group. cache: Triton's, for all groups of a run."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).resolve()), "--only", group],
+        env={**os.environ, "TRITON_CACHE_DIR": cache},
         stdout=subprocess.PIPE,
         text=True,
         timeout=seconds,

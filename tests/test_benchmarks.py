@@ -53,7 +53,7 @@ def test_kept_results_are_shown_and_wrong_rows_are_named(
     assert any(line.split() == ["tool", "3.0000", "1.50x"] for line in printed)
     with pytest.raises(SystemExit):
         main(["nothing"])
-    assert "unknown rows nothing; allowed: compile, step" in capsys.readouterr().err
+    assert "unknown rows nothing; allowed: compile, reuse, step" in capsys.readouterr().err
 
 
 def test_variants_take_turns():
