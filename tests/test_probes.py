@@ -83,6 +83,7 @@ def float_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.cons
     total = tl.zeros([T], tl.float64)
     squares = total
     executions = tl.full([], 0, tl.int64)
+    seen = tl.full([], 0, tl.int32)
     for step in range(iterations):
         i = step * N + tl.arange(0, N)
         x = tl.load(x_ptr + i)
@@ -97,9 +98,10 @@ def float_loop(x_ptr, mask_ptr, records, iterations, N: tl.constexpr, T: tl.cons
             parts[0], parts[1], parts[2], parts[3], parts[4], zero, low, high, total, squares,
             flags, 2)  # fmt: skip
         values.rare_execution(x, mask, flags, executions, base, program, 0, 2, 1, True, T, BITS)
+        seen |= flags
         executions += 1
     values.float_total(zero, low, high, total, squares, values.mask_total(live), executions, base,
-                       0, 1)  # fmt: skip
+                       0, seen, 0, 2)  # fmt: skip
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from flagprism_torch.instrument.insertions import Insertions
 from flagprism_torch.ir.module import Op
 from flagprism_torch.ir.types import Type, parse_type, tensor_type
 
-_I64 = parse_type("i64")
+_I32, _I64 = parse_type("i32"), parse_type("i64")
 _ITER_ARGS = re.compile(r"iter_args\((.*?)\) -> \((.*)\)(\s*: \w+)? \{$")
 _PLAIN_FOR = re.compile(r"(step \S+)(\s*: \w+)? \{$")
 _YIELD = re.compile(r"scf\.yield (.*?) : (.*?)( loc\(.*\))?$")
@@ -63,6 +63,12 @@ class Nests:
         kind = tensor_type((threads,), element)
         init = self._new.constant(kind.text, f"dense<{literal}>")
         made = Accumulator(self._new.name(role), kind, init)
+        self._carried.setdefault(nest, []).append(made)
+        return made
+
+    def flags(self, nest: Nest) -> Accumulator:
+        """A new flag word of the program, i32; its maker sets `update`."""
+        made = Accumulator(self._new.name("flags"), _I32, self._new.integer("i32", 0))
         self._carried.setdefault(nest, []).append(made)
         return made
 

@@ -60,7 +60,7 @@ class _Rewriter:
     def __init__(self, plan: Plan, new: Insertions, threads: int, slots: int) -> None:
         self.plan, self.new, self.threads, self.slots = plan, new, threads, slots
         self.nests = Nests(self.new)
-        self.rounds = Rounds(self.new)
+        self.rounds = Rounds(self.new, self.nests)
         self.masks = MaskOperands(self.new)
         self.live: dict[tuple[tuple[Op, ...], Mask], Accumulator] = {}
         self.finals: list[tuple[Place, Any]] = []
@@ -158,13 +158,14 @@ class _Rewriter:
             self.nests.accumulator(nest, role, each.element, threads)
             for role, each in zip(_ROLES, types, strict=False)
         ]
-        self.finals.append((record.place, (index, record, kind, carried, live, counter)))
+        final = (index, record, kind, carried, live, counter)
         constants: dict[str, Any] = {"MASKED": masked, "T": threads}
         if how is not None:
             arguments = [value, mask, *((a.inside(level), a.type) for a in carried)]
             made = self.new.probe(how.accumulate, arguments, constants, out)
             for position, accumulator in enumerate(carried):
                 accumulator.update = f"{made}#{position}" if len(carried) > 1 else made
+            self.finals.append((record.place, (*final, None)))
             return
         iteration = self._iteration(record)
         extra, has_extra = self._extra(record, value, out)
@@ -172,7 +173,8 @@ class _Rewriter:
             values.float_partials, [value, mask, extra], {**constants, "EXTRA": has_extra}, out
         )
         member = self._member(record, value, (partials, types), iteration)
-        member.carried, member.level = carried, level
+        member.carried, member.nest = carried, nest
+        self.finals.append((record.place, (*final, member)))
         member.rare = self._rare(index, record, value, mask, constants, iteration)
         self.rounds.add(record.op.block, threads, True, member)
 
@@ -221,7 +223,7 @@ class _Rewriter:
 
     def _total(self, place: Place, final: Any, results: dict[str, str]) -> None:
         """The record of a nest's partials, after the outermost loop."""
-        index, record, kind, carried, live, counter = final
+        index, record, kind, carried, live, counter, member = final
         out = self.new.at(place.loops[0].end)
         executions = results[counter.name]
         if live is not None:
@@ -232,9 +234,11 @@ class _Rewriter:
         arguments: list[Any] = [(results[a.name], a.type) for a in carried]
         arguments += [(lanes, _I64), (executions, _I64), self.base]
         op = (self.new.integer("i32", index), _I32)
-        if record.real:  # rare executions are in memory already
-            constants = {"MODE": self._merging(place)}
-            self.new.probe(values.float_total, [*arguments, op], constants, out)
+        if member is not None:
+            seen, bit = member.seen
+            arguments += [op, (results[seen.name], _I32)]
+            constants = {"MODE": self._mode(place), "BIT": bit}
+            self.new.probe(values.float_total, arguments, constants, out)
         else:
             probe = _Whole.of(record, 1).total
             self.new.probe(probe, [*arguments, op], {"MODE": self._mode(place)}, out)

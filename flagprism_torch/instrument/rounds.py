@@ -21,7 +21,7 @@ from typing import Any
 
 from flagprism_torch.instrument import values
 from flagprism_torch.instrument.insertions import Insertions
-from flagprism_torch.instrument.nests import Accumulator
+from flagprism_torch.instrument.nests import Accumulator, Nest, Nests
 from flagprism_torch.ir.module import Block
 from flagprism_torch.ir.types import Type, parse_type, tensor_type
 
@@ -37,9 +37,10 @@ class Member:
 
     `value`: its tile. `lanes`: what it takes of a thread's registers. `partials`: name and types of
     its results per thread; a watch, which has no record, has one, its doubts. `put`: the probe that
-    writes the record, its operands and constants; in a loop `carried` is what the partials are
-    merged into instead. `rare`: operands and constants of rare_execution, None for integers and
-    watches. `checks`: writes the branch of its checks, given the name of an i1.
+    writes the record, its operands and constants; in a loop `carried` is what partials are instead
+    merged into, by the loops of `nest`, and `seen` is set to the flags of all executions and
+    its bit there. `rare`: operands and constants of rare_execution, None for integers and watches.
+    `checks`: writes the branch of its checks, given the name of an i1.
     """
 
     line: int
@@ -48,7 +49,8 @@ class Member:
     partials: tuple[str, Sequence[Type]]
     put: tuple[Any, list[Any], dict[str, Any]] | None = None
     carried: Sequence[Accumulator] = ()
-    level: int = 0
+    nest: Nest = ()
+    seen: tuple[Accumulator, int] | None = None
     rare: tuple[list[Any], dict[str, Any]] | None = None
     checks: Callable[[str, list[str]], None] | None = None
 
@@ -63,7 +65,7 @@ class Member:
     @property
     def inside(self) -> list[Operand]:
         """What is carried, as the body sees it."""
-        return [(each.inside(self.level), each.type) for each in self.carried]
+        return [(each.inside(len(self.nest) - 1), each.type) for each in self.carried]
 
 
 @dataclass
@@ -79,8 +81,8 @@ class _Block:
 class Rounds:
     """The rounds of a kernel."""
 
-    def __init__(self, insertions: Insertions) -> None:
-        self._new = insertions
+    def __init__(self, insertions: Insertions, nests: Nests) -> None:
+        self._new, self._nests = insertions, nests
         self._blocks: dict[tuple[int, int, bool], _Block] = {}
 
     def add(self, block: Block, threads: int, loop: bool, member: Member) -> None:
@@ -193,13 +195,24 @@ class Rounds:
                 operands = [*member.parts, flags]
                 flags = (new.probe(values.doubt_flags, operands, constants, here), kind)
         word = (new.probe(values.any_flags, [flags], {}, out), _I32)
-        for at, member in enumerate(members):
-            if member.carried:
-                operands = [*member.parts, *member.inside, word]
-                made = new.probe(values.float_merge, operands, {"BIT": 2 * at}, out)
-                for position, accumulator in enumerate(member.carried):
-                    accumulator.update = f"{made}#{position}"
+        carrying = [(at, member) for at, member in enumerate(members) if member.carried]
+        if not carrying:
+            return word
+        seen = self._seen(carrying[0][1].nest, word, out)
+        for at, member in carrying:
+            member.seen = seen, 2 * at
+            operands = [*member.parts, *member.inside, word]
+            made = new.probe(values.float_merge, operands, {"BIT": 2 * at}, out)
+            for position, accumulator in enumerate(member.carried):
+                accumulator.update = f"{made}#{position}"
         return word
+
+    def _seen(self, nest: Nest, word: Operand, out: list[str]) -> Accumulator:
+        """The flags of all executions of a round so far."""
+        seen = self._nests.flags(nest)
+        seen.update, before = self._new.name(), seen.inside(len(nest) - 1)
+        out.append(f"{seen.update} = arith.ori {before}, {word[0]} : i32 loc(unknown)")
+        return seen
 
 
 def _combination(role: int, kind: Type) -> str:

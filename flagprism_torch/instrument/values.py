@@ -208,14 +208,22 @@ def rare_execution(x, mask, flags, iteration, base, program, op, BIT: tl.constex
 
 
 @triton.jit
-def float_total(zero, low, high, total, squares, live, executions, base, op, MODE: tl.constexpr):
-    """Record of loop-carried partials. MODE: never STORE, rare executions are in memory."""
+def float_total(zero, low, high, total, squares, live, executions, base, op, flags,
+                MODE: tl.constexpr, BIT: tl.constexpr):  # fmt: skip
+    """Record of loop-carried partials. flags: of all executions; those with some are in memory
+    already."""
     zero, low, high, total, squares = tl.reduce(
         (zero.to(tl.int64), low, high, total.to(tl.float64), squares.to(tl.float64)),
         0,
         merge_partials,
     )
-    put_float(base, op, MODE, executions, live, zero, low, high, total, squares)
+    if MODE == 0:
+        if ((flags >> BIT) & 3) != 0:
+            put_float(base, op, 1, executions, live, zero, low, high, total, squares)
+        else:
+            put_float(base, op, 0, executions, live, zero, low, high, total, squares)
+    else:
+        put_float(base, op, MODE, executions, live, zero, low, high, total, squares)
 
 
 @triton.jit
