@@ -23,7 +23,7 @@ from triton.runtime.errors import OutOfResources
 import flagprism_torch
 from flagprism_torch.backends import cpu
 from flagprism_torch.hooks import ahead, collector
-from flagprism_torch.instrument.twin import Building, Recipe, TwinSource, build
+from flagprism_torch.instrument.twin import Building, Recipe, TwinSource
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the backend is off beside a GPU")
 
@@ -393,7 +393,7 @@ def test_a_twin_that_several_threads_want_is_built_once(monkeypatch: pytest.Monk
         return make_ir(self, *args)
 
     monkeypatch.setattr(TwinSource, "make_ir", counted)
-    twins = at_once([lambda: build(*described(plus, 64))] * 4)
+    twins = at_once([lambda: Building(*described(plus, 64)).finish()] * 4)
     assert written == ["plus"]
     assert len({id(twin.table) for twin in twins}) == 1
     assert {twin.table.kernel for twin in twins} == {"plus"}
@@ -402,7 +402,7 @@ def test_a_twin_that_several_threads_want_is_built_once(monkeypatch: pytest.Monk
 def test_different_twins_are_compiled_at_the_same_time(compilations: Compilations) -> None:
     inside = threading.Barrier(2)
     compilations.during = lambda source, worker: inside.wait(PATIENCE)
-    twins = at_once([partial(build, *described(fn, 32)) for fn in (plus, times)])
+    twins = at_once([Building(*described(fn, 32)).finish for fn in (plus, times)])
     assert sorted(twin.table.kernel for twin in twins) == ["plus", "times"]
 
 

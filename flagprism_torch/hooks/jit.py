@@ -14,7 +14,7 @@ import torch
 
 from flagprism_torch.hooks.collector import Collector
 from flagprism_torch.hooks.patches import Patches
-from flagprism_torch.instrument.twin import Recipe, Twin, build
+from flagprism_torch.instrument.twin import Building, Recipe, Twin
 
 _OWN = "flagprism_torch."
 
@@ -76,8 +76,9 @@ def _record(
     def make(recipe: Recipe) -> Twin:
         packed = fn._pack_args(backend, options, bound, specialization, rest)[0]
         source = kernel.src
-        twin = build(fn, source.signature, source.constants, source.attrs, target,
-                     packed.__dict__, recipe)  # fmt: skip
+        building = Building(fn, source.signature, source.constants, source.attrs, target,
+                            packed.__dict__, recipe)  # fmt: skip
+        twin = building.finish()
         twin.kernel.src.forget()
         return twin
 

@@ -97,9 +97,7 @@ class ProbeText:
     def get(self, probe: Any, arguments: Sequence[Argument], constants: dict[str, Any]) -> Probe:
         """The probe specialised to argument types and constexprs; generated once per process."""
         key = (*self._key, probe, tuple(arguments), tuple(sorted(constants.items())))
-        with (
-            _generating
-        ):  # generation is Python alone: threads would not gain from doing it at once
+        with _generating:  # Python alone: threads would not gain from doing it at once
             if key not in _generated:
                 _generated[key] = self._generate(probe, list(arguments), constants)
             made, functions = _generated[key]

@@ -129,16 +129,8 @@ class _Rewriter:
         if mode == words.MERGE:
             ran = self.new.probe(words.executed, [self.base, op], {}, out)
             iteration = (ran, _I64)
-        extra, has_extra = self._extra(record, value, out)
-        partials = self.new.probe(
-            values.float_partials, [value, mask, extra], {**constants, "EXTRA": has_extra}, out
-        )
-        wide = "f64" if kind.element == "f64" else "f32"
-        member = self._member(
-            record, value, (partials, _types(wide, wide, wide, threads)), iteration
-        )
+        member = self._float(index, record, value, mask, constants, iteration, out)
         member.put = values.put_usual, put, {"MODE": mode}
-        member.rare = self._rare(index, record, value, mask, constants, iteration)
         self.rounds.add(record.op.block, threads, False, member)
 
     def _carry(self, index: int, record: Record) -> None:
@@ -151,9 +143,8 @@ class _Rewriter:
         level = len(nest) - 1
         counter = self.nests.counter(nest)
         live = self._live_carried(nest, record, mask, masked, threads, out)
-        wide = "f64" if kind.element == "f64" else "f32"
         how = None if record.real else _Whole.of(record, threads)
-        types = how.types if how is not None else _types(wide, wide, wide, threads)
+        types = how.types if how is not None else _float_types(kind, threads)
         carried = [
             self.nests.accumulator(nest, role, each.element, threads)
             for role, each in zip(_ROLES, types, strict=False)
@@ -168,14 +159,9 @@ class _Rewriter:
             self.finals.append((record.place, (*final, None)))
             return
         iteration = self._iteration(record)
-        extra, has_extra = self._extra(record, value, out)
-        partials = self.new.probe(
-            values.float_partials, [value, mask, extra], {**constants, "EXTRA": has_extra}, out
-        )
-        member = self._member(record, value, (partials, types), iteration)
+        member = self._float(index, record, value, mask, constants, iteration, out)
         member.carried, member.nest = carried, nest
         self.finals.append((record.place, (*final, member)))
-        member.rare = self._rare(index, record, value, mask, constants, iteration)
         self.rounds.add(record.op.block, threads, True, member)
 
     def _watch(self, record: Record) -> None:
@@ -188,6 +174,20 @@ class _Rewriter:
         partials = (found, [tensor_type((threads,), "f32")])
         member = self._member(record, value, partials, self._iteration(record))
         self.rounds.add(record.op.block, threads, bool(record.place.loops), member)
+
+    def _float(
+        self, index: int, record: Record, value: Any, mask: Any, constants: dict[str, Any],
+        iteration: tuple[str, Type], out: list[str],
+    ) -> Member:  # fmt: skip
+        """A recorded float value's part in a round, with its partials in the text."""
+        extra, has_extra = self._extra(record, value, out)
+        partials = self.new.probe(
+            values.float_partials, [value, mask, extra], {**constants, "EXTRA": has_extra}, out
+        )
+        types = _float_types(value[1], constants["T"])
+        member = self._member(record, value, (partials, types), iteration)
+        member.rare = self._rare(index, record, value, mask, constants, iteration)
+        return member
 
     def _member(
         self,
@@ -319,6 +319,11 @@ _ROLES = ("zero", "low", "high", "total", "squares")
 def _types(wide: str, total: str, squares: str, threads: int) -> list[Type]:
     """Types of the five partials of a record."""
     return [tensor_type((threads,), element) for element in ("i32", wide, wide, total, squares)]
+
+
+def _float_types(kind: Type, threads: int) -> list[Type]:
+    wide = "f64" if kind.element == "f64" else "f32"
+    return _types(wide, wide, wide, threads)
 
 
 @dataclass(frozen=True)

@@ -257,23 +257,6 @@ class Building:
         self._steps = [] if final else self._steps[1:]
 
 
-def build(
-    fn: Any,
-    signature: Mapping[str, Any],
-    constants: Mapping[Any, Any],
-    attrs: Mapping[Any, Any],
-    target: Any,
-    options: Mapping[str, Any],
-    recipe: Recipe,
-) -> Twin:
-    """Compile and load a twin, stepping down as needed.
-
-    Raises:
-        InstrumentationError: with the first and the last reason if no step works.
-    """
-    return Building(fn, signature, constants, attrs, target, options, recipe).finish()
-
-
 def _reason(error: Exception) -> str:
     text = str(error).strip().split("\n")[0][:200]
     return (

@@ -19,8 +19,8 @@ at the lanes one by one, and what it finds replaces the quick sums and extrema. 
 to a check but not to the statistics take part as `extra`, a tile that is 0 where nothing is wrong
 and NaN elsewhere.
 
-Sums within a program are float32 (a loop carries them per thread, so
-registers count), across threads of a loop nest and across programs float64.
+Sums within a program are float32 (a loop carries them per thread, so registers count), across
+threads of a loop nest and across programs float64.
 """
 
 from __future__ import annotations
@@ -130,12 +130,12 @@ def is_usual(x, squares):
 
 
 @triton.jit
-def is_tiny(x, low, high, limit):
+def is_tiny(x, low, high):
     """Whether values between low and high are so small that float32 squares vanish."""
     tiny = (low == 0) & (low != 0)
     if x.dtype == tl.float32 or x.dtype == tl.bfloat16:
         largest = tl.maximum(-low, high)
-        tiny = (largest > 0) & (largest < limit)
+        tiny = (largest > 0) & (largest < _SMALL)
     return tiny
 
 
@@ -158,7 +158,7 @@ def float_flags(x, part_low, part_high, part_squares, low, high, flags, BIT: tl.
     execution may hold a non-finite lane, BIT + 1 if its squares may have vanished and all that was
     seen so far (low, high) is as small."""
     bad = is_usual(x, part_squares) == 0
-    tiny = is_tiny(x, tl.minimum(low, part_low), tl.maximum(high, part_high), _SMALL)
+    tiny = is_tiny(x, tl.minimum(low, part_low), tl.maximum(high, part_high))
     return flags | tl.where(bad, 1 << BIT, 0) | tl.where(tiny, 2 << BIT, 0)
 
 
