@@ -177,7 +177,7 @@ def test_a_launch_without_a_twin_may_have_written(monkeypatch: pytest.MonkeyPatc
     with flagprism_torch.debug(logdir=False) as session:
         copy[(1,)](x, 8, out, BLOCK=8)
         with monkeypatch.context() as patch:
-            patch.setattr(jit, "build", fail)
+            patch.setattr(jit.Building, "finish", fail)
             copy[(1,)](out, 8, end, BLOCK=8, num_warps=8)  # compiled afresh
         copy[(1,)](end, 8, x, BLOCK=8)
     assert x.isnan().sum() == 1
