@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from typing import Any
 
 LEVELS = (1,)
-ADDR_LEVELS = (0,)
+ADDR_LEVELS = (0, 1)
 TENSORBOARD_DETAILS = ("module", "kernel", "statement")
 
 
@@ -35,7 +35,9 @@ class Config:
 
     Attributes:
         level: 1 records a summary of every value that a statement produces.
-        addr_level: 0, no address records.
+        addr_level: 1 records where each load, store and atomic goes and which lanes leave their
+            tensor; 0 does not.
+        guard: lanes that would leave their tensor are masked off.
         logdir: TensorBoard folder; None picks `runs/flagprism_<time>_<host>_<pid>`, False writes
             none.
         tensorboard_detail: "module" | "kernel" | "statement": how fine the TensorBoard tags are.
@@ -55,6 +57,7 @@ class Config:
     record_capacity: int = 65536
     max_values: int = 64
     extern_checks: bool = True
+    guard: bool = False
 
     def __post_init__(self) -> None:
         _choice("level", self.level, int, LEVELS)
@@ -62,11 +65,12 @@ class Config:
         _choice("tensorboard_detail", self.tensorboard_detail, str, TENSORBOARD_DETAILS)
         _count("record_capacity", self.record_capacity, 1, 1 << 20)
         _count("max_values", self.max_values, 1, 4096)
-        if not isinstance(self.extern_checks, bool):
-            raise TypeError(
-                f"extern_checks={self.extern_checks!r} has type "
-                f"{type(self.extern_checks).__name__}; allowed: True, False"
-            )
+        for name in ("extern_checks", "guard"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(
+                    f"{name}={value!r} has type {type(value).__name__}; allowed: True, False"
+                )
         if self.logdir is None or self.logdir is False:
             return
         if self.logdir is True or not isinstance(self.logdir, (str, PathLike)):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flagprism_torch.analysis import join
+from flagprism_torch.analysis import join, reach
 from flagprism_torch.analysis.coverage import Coverage
 from flagprism_torch.analysis.verdicts import AnomalyLog
 from flagprism_torch.config import Config
@@ -28,7 +28,7 @@ from flagprism_torch.hooks.patches import Patches
 from flagprism_torch.provenance.modules import ModuleNames
 from flagprism_torch.provenance.tensors import tensor_name
 from flagprism_torch.records.model import Anomaly, Block
-from flagprism_torch.records.table import SummaryTable
+from flagprism_torch.records.table import AddressTable, SummaryTable
 
 _active_lock = threading.Lock()
 _active: Session | None = None
@@ -44,6 +44,7 @@ def debug(
     record_capacity: int = 65536,
     max_values: int = 64,
     extern_checks: bool = True,
+    guard: bool = False,
 ) -> Session:
     """Look inside every Triton kernel that runs in the block.
 
@@ -56,7 +57,8 @@ def debug(
 
     Args:
         level: 1, statistics of every value that a statement produces.
-        addr_level: 0, no address records.
+        addr_level: 1 records where each load, store and atomic goes and reports lanes that leave
+            their tensor; 0 does not.
         model: names rows by this module's `named_modules()`; without it, by the outermost module.
         logdir: TensorBoard folder; None picks `runs/flagprism_<time>_<host>_<pid>`, False writes
             no files.
@@ -64,6 +66,8 @@ def debug(
         record_capacity: programs of one launch with a record of their own.
         max_values: probed values per kernel; what is left out is in the coverage.
         extern_checks: whether results of `extern_kernels.*` calls (GEMMs, convolutions) get a row.
+        guard: lanes of loads, stores and atomics that would leave their tensor are masked off
+            (loads give 0 there) and reported, so that the program lives on.
 
     Raises:
         TypeError, ValueError: a wrong argument, naming it, its value and what is allowed.
@@ -76,7 +80,14 @@ def debug(
             "put the with block around the call of the compiled function"
         )
     config = Config(
-        level, addr_level, logdir, tensorboard_detail, record_capacity, max_values, extern_checks
+        level,
+        addr_level,
+        logdir,
+        tensorboard_detail,
+        record_capacity,
+        max_values,
+        extern_checks,
+        guard,
     )
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -207,22 +218,36 @@ class Session:
         Raises:
             TypeError, ValueError: if `step` is not None or one of the kept steps.
         """
+        return SummaryTable(join.rows(step, self._blocks(step)))
+
+    def _blocks(self, step: int | None) -> list[Block]:
+        """Blocks of a step, or of all."""
         self.flush()
         if step is None:
-            return SummaryTable(join.rows(None, self._collector.ledger.blocks()))
+            return self._collector.ledger.blocks()
         if not isinstance(step, int) or isinstance(step, bool):
             raise TypeError(
                 f"step={step!r} has type {type(step).__name__}; allowed: an int or None"
             )
         kept = self._collector.ledger.steps()
         if step in kept:
-            return SummaryTable(join.rows(step, self._collector.ledger.blocks(step)))
+            return self._collector.ledger.blocks(step)
         if kept and 0 <= step <= self._collector.step and step > kept[0]:
-            return SummaryTable()  # a step without a Triton launch
+            return []  # a step without a Triton launch
         allowed = ", ".join(map(str, kept)) or "none yet"
         raise ValueError(
             f"step={step} is not kept; allowed: {allowed} (the last 16), or None for all"
         )
+
+    @torch.compiler.disable
+    def addresses(self, step: int | None = None) -> AddressTable:
+        """Where loads, stores and atomics went in one of the last 16 steps, or in all of them; no
+        rows with `addr_level=0`.
+
+        Raises:
+            TypeError, ValueError: if `step` is not None or one of the kept steps.
+        """
+        return AddressTable(reach.rows(step, self._blocks(step)))
 
     @torch.compiler.disable
     def report(self, detail: str = "kernel") -> str:

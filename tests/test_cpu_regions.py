@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from flagprism_torch.backends.cpu.kernel import Kernel
-from flagprism_torch.backends.cpu.pointers import Origins
 from flagprism_torch.ir.module import Module
+from flagprism_torch.ir.pointers import Origins
 
 HEADER = "module {\ntt.func public @k(%o: !tt.ptr<i32>) {\n%p = tt.get_program_id x : i32\n"
 FOOTER = """%at = tt.addptr %o, %p : !tt.ptr<i32>, i32

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..records.model import Anomaly, Block
 from ..records.tensor_log import TensorLog
+from .bounds import explains, outside, with_loaded
 from .chains import Chain, Store, chains
 from .silent import silent
 
@@ -71,7 +72,12 @@ class AnomalyLog:
             name_of: name of the parameter or buffer at an address.
         """
         blocks = list(blocks)
+        left = [chain for block in blocks for chain in outside(step, block)]
         for chain in chains(step, blocks, tensors, self._stored, name_of):
+            why = next((one for one in left if explains(one, chain)), None)
+            if why is not None:
+                left.remove(why)
+                chain = with_loaded(why, chain)
             key = self._known(chain)
             if key is None:
                 key = _key(chain)
@@ -82,6 +88,8 @@ class AnomalyLog:
                 if store in self._stored or len(self._stored) < self.capacity:
                     self._stored[store] = step
                     self._behind.setdefault(store, key)
+        for chain in left:
+            self._put(_key(chain), chain)
         for block in blocks:
             for chain in silent(step, block):
                 self._put(_key(chain), chain)

@@ -8,11 +8,12 @@ this package's own kernels (not counted), and kernels whose twin cannot be had.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -22,10 +23,11 @@ import torch
 from flagprism_torch.analysis.coverage import Coverage
 from flagprism_torch.config import Config
 from flagprism_torch.errors import InstrumentationError
-from flagprism_torch.hooks.tensors import pointer_names, tensor_notes
+from flagprism_torch.hooks.tensors import extents, pointer_names, tensor_layouts, tensor_notes
 from flagprism_torch.instrument.twin import LaunchFn, Recipe, Twin, launching
 from flagprism_torch.provenance import callsites
 from flagprism_torch.provenance.modules import ModuleNames
+from flagprism_torch.records.address_model import TensorLayout
 from flagprism_torch.records.buffers import NoBufferError, RecordBuffers
 from flagprism_torch.records.layout import RECORD_BYTES
 from flagprism_torch.records.ledger import Ledger
@@ -72,7 +74,8 @@ class Collector:
         self.buffers = RecordBuffers(self.ledger.add, self._lost)
         self.tensors = TensorLog()
         self.step = 0
-        self.recipe = Recipe(config.level, config.max_values, config.histograms)
+        self.recipe = Recipe(config.level, config.max_values, config.histograms,
+                             addr_level=config.addr_level, guard=config.guard)  # fmt: skip
         shared = min(SHARED_SLOTS, config.record_capacity)
         self.shared_recipe = replace(self.recipe, slots=shared)
         self.numbers = itertools.count()  # of launches, in their order
@@ -129,6 +132,7 @@ class Collector:
         """
         self.coverage.saw(kernel)
         recipe = self.recipe_for(owner)
+        addresses = recipe.addresses
         while True:
             twin = self._twin(owner, variant, kernel, recipe, build)
             if twin is None:
@@ -136,8 +140,15 @@ class Collector:
                 return False, None
 
             def record(made: Twin, grid: tuple[int, int, int], call: LaunchFn) -> Any:
-                tensors = tensor_notes(self._pointer_names(made), values)
-                note = Launch(next(self.numbers), self.step, site, made.table, grid, tensors)
+                names = self._pointer_names(made)
+                tensors = tensor_notes(names, values)
+                layouts: tuple[TensorLayout, ...] = ()
+                if addresses:
+                    layouts = tensor_layouts(names, values)
+                    call = functools.partial(_with_extents, call, extents(names, layouts))
+                note = Launch(
+                    next(self.numbers), self.step, site, made.table, grid, tensors, layouts
+                )
                 limit = SCRATCH_BYTES // (RECORD_BYTES * made.table.records)
                 if not made.slots and note.programs > min(self.config.record_capacity, limit):
                     raise _GridTooLarge
@@ -170,7 +181,8 @@ class Collector:
     def _pointer_names(self, twin: Twin) -> tuple[str, ...]:
         names = self._pointers.get(twin)
         if names is None:
-            names = self._pointers[twin] = pointer_names(twin.kernel.asm.get("ttir", ""))
+            found = pointer_names(twin.kernel.asm.get("ttir", ""))
+            names = self._pointers[twin] = found[:-1]  # the last one is hidden
         return names
 
     def _note_unseen(self, kernel: str, site: CallSite, values: Iterable[Any]) -> None:
@@ -254,6 +266,10 @@ class Collector:
 
     def _lost(self, launch: Launch, reason: str) -> None:
         self.coverage.passed(launch.table.kernel, f"ran, but its records are lost: {reason}")
+
+
+def _with_extents(call: LaunchFn, known: Sequence[int], buffer: Any) -> Any:
+    return call(buffer, *known)
 
 
 class _Depth:

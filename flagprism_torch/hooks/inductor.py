@@ -212,7 +212,8 @@ def _twin(autotuner: Any, launcher: Any, building: Building) -> Twin:
         plain = {**autotuner.inductor_meta, "store_cubin": False}
         kernel = twin.kernel
         names = kernel.src.fn.arg_names
-        kernel.src.fn.arg_names = names[:-1]  # the hidden argument is appended by the twin itself
+        # hidden arguments are appended by the twin itself
+        kernel.src.fn.arg_names = names[: -len(kernel.src.hidden)]
         try:
             result = heuristics.TritonCompileResult(kernel, launcher.config, meta, plain)
             twin.launcher = result.make_launcher()

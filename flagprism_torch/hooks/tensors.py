@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from flagprism_torch.ir.text import header_arguments, split_top
+from flagprism_torch.records.address_model import TensorLayout
 from flagprism_torch.records.model import TensorNote
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -61,6 +62,52 @@ def tensor_notes(names: Sequence[str], values: Iterable[Any]) -> tuple[TensorNot
                     notes.append(TensorNote(names[at], address, size))
                 at += 1
     return tuple(notes)
+
+
+def tensor_layouts(names: Sequence[str], values: Iterable[Any]) -> tuple[TensorLayout, ...]:
+    """How the tensors among the arguments of a launch lie in memory; arguments as in
+    `tensor_notes`. Left out is what torch does not know the memory of."""
+    layouts: list[TensorLayout] = []
+    at = 0
+    with torch._C.DisableTorchFunction():
+        for value in values:
+            for base in () if type(value) in _NUMBERS else _bases(value):
+                if at == len(names):
+                    return tuple(layouts)
+                layout = _layout(names[at], base)
+                if layout is not None:
+                    layouts.append(layout)
+                at += 1
+    return tuple(layouts)
+
+
+def extents(names: Sequence[str], layouts: Iterable[TensorLayout]) -> list[int]:
+    """For each pointer argument the bytes from its first element to the end of the last one, -1
+    where that is not known."""
+    known = {layout.name: layout.nbytes for layout in layouts}
+    return [known.get(name, -1) for name in names]
+
+
+def _layout(name: str, tensor: Any) -> TensorLayout | None:
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    try:
+        address, storage = tensor.data_ptr(), tensor.untyped_storage()
+        start, size = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # sparse, packed, fake
+        return None
+    if not address and tensor.numel():
+        return None
+    return TensorLayout(
+        name,
+        address,
+        _extent(tensor),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.itemsize,
+        str(tensor.dtype).removeprefix("torch."),
+        (start - address, start - address + size),
+    )
 
 
 def _bases(value: Any) -> Iterator[Any]:

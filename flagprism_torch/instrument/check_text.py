@@ -23,6 +23,7 @@ class CheckText:
 
     Args:
         first_word: where the check records begin behind the hidden pointer.
+        records: how many there are, those of accesses included.
     """
 
     def __init__(
@@ -32,11 +33,12 @@ class CheckText:
         masks: MaskOperands,
         checks: Sequence[Check],
         first_word: int,
+        records: int,
     ) -> None:
         self._new, self._masks, self._checks = insertions, masks, checks
         self.base = ""  # pointer to the check records
         self._sentinels = Sentinels(function)
-        if not checks:
+        if not records:
             return
         self.base, words = insertions.name(), insertions.integer("i32", first_word)
         insertions.prologue.append(

@@ -90,14 +90,15 @@ class Facts:
 def _types(module: Module, signature: Mapping[str, Any]) -> dict[str, str]:
     """TTIR argument -> Triton type. The members of a tuple are arguments of their own (`ptrs`,
     `ptrs_0`), in order."""
-    flat = [kind for value in signature.values() for kind in _members(value)]
+    flat = [kind for value in signature.values() for kind in members(value)]
     names = [argument.name.lstrip("%") for argument in module.entry.arguments]
     if len(names) == len(flat):
         return dict(zip(names, flat, strict=True))
     return {name: kind for name, kind in signature.items() if isinstance(kind, str)}
 
 
-def _members(kind: Any) -> list[str]:
+def members(kind: Any) -> list[str]:
+    """The types of the TTIR arguments behind one entry of a signature."""
     if isinstance(kind, tuple):
-        return [member for part in kind for member in _members(part)]
+        return [member for part in kind for member in members(part)]
     return [] if kind == "constexpr" else [kind]

@@ -1,9 +1,10 @@
 """New text for a kernel's module: lines to insert, names, constants and calls of probes.
 
 Note [Hidden argument]
-The kernel's function gets a last argument `flagprism_records`, a pointer to i32. Lowering appends
-scratch pointers after the function's own arguments, so a launcher whose signature ends with one
-more `*i32` passes it in place.
+The kernel's function gets an argument `flagprism_records`, a pointer to i32, and behind it what
+else its probes ask for (`Insertions.argument`). Lowering appends scratch pointers after the
+function's own arguments, so a launcher whose signature ends with the same types passes them in
+place.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Insertions:
         while any(f"%{self._prefix}_" in line for line in module.lines):  # the kernel's own names
             self._prefix += "_"
         self.hidden = f"%{HIDDEN.replace('flagprism', self._prefix)}"
+        self._arguments = [f"{self.hidden}: !tt.ptr<i32> {{tt.divisibility = 16 : i32}}"]
         self.contraction = Contraction(module.entry)
         self._apart = Apart(moves, self.contraction.fragile, module.lines, self.at, self.name)
 
@@ -59,6 +61,12 @@ class Insertions:
         """A fresh SSA name."""
         self._fresh += 1
         return f"%{self._prefix}_{what}{self._fresh}"
+
+    def argument(self, what: str, kind: str) -> str:
+        """Name of a new argument of the kernel, behind those there are."""
+        name = self.name(what)
+        self._arguments.append(f"{name}: {kind}")
+        return name
 
     def constant(self, kind: str, literal: str) -> str:
         """Name of a constant at the top of the kernel."""
@@ -111,7 +119,7 @@ class Insertions:
         last = max(i for i, line in enumerate(self.module.lines) if line.startswith("}"))
         for number, line in enumerate(self.module.lines):
             if number == function.line:
-                lines.append(_with_argument(line, self.hidden))
+                lines.append(_with_arguments(line, self._arguments))
                 lines += constants + self.prologue + self.after.get(number, [])
                 continue
             if number == last:
@@ -121,10 +129,9 @@ class Insertions:
         return "\n".join(lines)
 
 
-def _with_argument(line: str, name: str) -> str:
-    """A function header with the hidden argument (Note [Hidden argument])."""
+def _with_arguments(line: str, more: Sequence[str]) -> str:
+    """A function header with more arguments, `%name: type {attributes}`."""
     start, end = header_arguments(line)
-    arguments = line[start:end]
-    hidden = f'{name}: !tt.ptr<i32> {{tt.divisibility = 16 : i32}} loc("{name[1:]}")'
-    joined = f"{arguments}, {hidden}" if arguments.strip() else hidden
-    return f"{line[:start]}{joined}{line[end:]}"
+    own = [line[start:end]] if line[start:end].strip() else []
+    named = [f'{each} loc("{each.partition(":")[0][1:]}")' for each in more]
+    return f"{line[:start]}{', '.join(own + named)}{line[end:]}"

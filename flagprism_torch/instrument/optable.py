@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flagprism_torch.instrument.accesses import Access
 from flagprism_torch.instrument.checks import Check
 from flagprism_torch.instrument.codegen import triton_dtype
 from flagprism_torch.instrument.record import Record, statement_of
 from flagprism_torch.ir.flow import Downstream, members
 from flagprism_torch.ir.locations import Frame, source_line
+from flagprism_torch.ir.masks import ALL
 from flagprism_torch.ir.module import Function, Op, Value
+from flagprism_torch.records.address_model import AccessEntry
 from flagprism_torch.records.model import CheckEntry, OpEntry, Operand, OpTable
 
 _SAME = ("tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans",
@@ -78,6 +81,46 @@ def table_of(
     file = frames[0].file if frames else ""
     line = min((f.line for f in frames if f.file == file), default=0)
     return OpTable(entry.name, file, line, tuple(listed), left_out, described)
+
+
+def entries_of(
+    accesses: list[Access], first: int, rows: list[tuple[int, Chosen]]
+) -> tuple[AccessEntry, ...]:
+    """Entries of accesses, whose records are numbered from `first`.
+
+    Args:
+        rows: as in `table_of`.
+    """
+    own = {id(one.record.op): op_id for op_id, (_, one) in enumerate(rows) if one.role != "value"}
+    listed = []
+    for number, access in enumerate(accesses):
+        op, frame = access.op, access.op.frames[0]
+        pointee = access.pointer.type.pointee
+        listed.append(
+            AccessEntry(
+                number=number,
+                op=op.name,
+                role=access.role,
+                dtype=str(triton_dtype(pointee) or pointee),
+                itemsize=access.size,
+                shape=access.pointer.type.dims,
+                masked=access.mask is not ALL,
+                file=frame.file,
+                line=frame.line,
+                variable=frame.name if access.role != "store" else None,
+                statement=source_line(frame.file, frame.line),
+                arguments=tuple(argument.name.lstrip("%") for argument in access.arguments),
+                record=first + number,
+                op_id=own.get(id(op), -1),
+                indexed_by=_statements(access.indexed_by),
+            )
+        )
+    return tuple(listed)
+
+
+def _statements(ops: tuple[Op, ...]) -> tuple[str, ...]:
+    lines = dict.fromkeys((op.frames[0].file, op.frames[0].line) for op in ops if op.frames)
+    return tuple(source_line(file, line) for file, line in lines)
 
 
 def _check(

@@ -26,12 +26,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flagprism_torch.instrument.accesses import Access, accesses_of
 from flagprism_torch.instrument.checks import REAL, Check, bearing
 from flagprism_torch.instrument.codegen import triton_dtype
 from flagprism_torch.instrument.facts import ATOMICS, LOADS, STORES, Facts
 from flagprism_torch.instrument.hosting import host
 from flagprism_torch.instrument.lanes import Lanes, Live
-from flagprism_torch.instrument.optable import Chosen, table_of
+from flagprism_torch.instrument.optable import Chosen, entries_of, table_of
 from flagprism_torch.instrument.record import Place, Record, place_of, statement_of
 from flagprism_torch.instrument.silent import silent_checks
 from flagprism_torch.ir.masks import ALL, NONE, UNKNOWN, Mask, implied_by, is_constant, leaf
@@ -49,11 +50,13 @@ _FROM_INT = ("arith.sitofp", "arith.uitofp")
 
 @dataclass(frozen=True)
 class Plan:
-    """`records` in the order of their numbers; `watches` have no record; `checks` by number."""
+    """`records` in the order of their numbers; `watches` have no record; `checks` and `accesses` by
+    number."""
 
     records: tuple[Record, ...]
     watches: tuple[Record, ...]
     checks: tuple[Check, ...]
+    accesses: tuple[Access, ...]
     table: OpTable
 
 
@@ -63,6 +66,7 @@ def make_plan(
     max_values: int,
     histograms: bool,
     stores_only: bool = False,
+    addresses: bool = False,
 ) -> Plan:
     """Choose the values of the module's kernel.
 
@@ -71,8 +75,9 @@ def make_plan(
         max_values: largest number of records.
         histograms: whether stored values get a histogram block.
         stores_only: leave out everything that is not written to memory.
+        addresses: whether accesses get records of where they go.
     """
-    return _Planner(module, signature, max_values, histograms, stores_only).plan()
+    return _Planner(module, signature, max_values, histograms, stores_only).plan(addresses)
 
 
 class _Planner:
@@ -86,13 +91,13 @@ class _Planner:
     ) -> None:
         self.stores_only = stores_only
         self.max_values, self.histograms = max_values, histograms
-        self.entry = module.entry
+        self.module, self.entry = module, module.entry
         self.ops = [op for op in self.entry.walk() if not _inside_combine(op)]
         self.facts = Facts(module, self.ops, signature)
         self.lanes = Lanes(module)
         self.left_out: Counter[str] = Counter()
 
-    def plan(self) -> Plan:
+    def plan(self, addresses: bool) -> Plan:
         chosen = [found for op in self.ops for found in self._values(op)]
         if self.stores_only:
             everything, chosen = chosen, [c for c in chosen if c.role in ("store", "atomic")]
@@ -120,8 +125,13 @@ class _Planner:
             checks += silent
             if unknown:
                 self.left_out["need of lanes unknown"] += unknown
+        accesses = accesses_of(self.module, self.ops, self.left_out) if addresses else []
         table = table_of(self.entry, rows, checks, self.ops, self.histograms, dict(self.left_out))
-        return Plan(_without_crowding(records), tuple(watches), tuple(checks), table)
+        table = replace(table, accesses=entries_of(accesses, len(records), rows))
+        records += [_of_offsets(access) for access in accesses]
+        return Plan(
+            _without_crowding(records), tuple(watches), tuple(checks), tuple(accesses), table
+        )
 
     def _within_limit(self, chosen: list[Chosen]) -> set[Any]:
         """The groups of records to keep: stores first, then loads, then the rest, each in program
@@ -228,6 +238,12 @@ class _Planner:
             if needed is not NONE:
                 found.append(Check(rule, op, value, needed, valid, line, label))
         return found
+
+
+def _of_offsets(access: Access) -> Record:
+    op, mask = access.op, access.mask
+    place = place_of(op.block)
+    return Record(access.offsets, op, mask, place, False, op.end, mask, access=access)
 
 
 def _inside_combine(op: Op) -> bool:

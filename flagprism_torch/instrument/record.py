@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flagprism_torch.instrument.accesses import Access
 from flagprism_torch.instrument.checks import REAL
 from flagprism_torch.ir.masks import Mask
 from flagprism_torch.ir.module import Block, Op, Value
@@ -23,7 +24,8 @@ class Record:
     """One record to be made: of `value` over the lanes of `mask`, after text line `line`.
 
     `watched`: the lanes whose non-finite values lead to the checks `checks` (numbers); `others`:
-    more values of the same shape that are watched with it.
+    more values of the same shape that are watched with it. `access`: the value is the offsets of an
+    access, the lanes are those that are active.
     """
 
     value: Value
@@ -35,6 +37,7 @@ class Record:
     watched: Mask
     checks: tuple[int, ...] = ()
     others: tuple[Value, ...] = ()
+    access: Access | None = None
 
     @property
     def real(self) -> bool:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from flagprism_torch.instrument import addresses as offsets_of
 from flagprism_torch.instrument import histograms, values, whole, words
+from flagprism_torch.instrument.address_text import GUARDED, AddressText
 from flagprism_torch.instrument.check_text import CheckText
 from flagprism_torch.instrument.codegen import RECORDS, ProbeText
 from flagprism_torch.instrument.insertions import HIDDEN, Insertions
@@ -20,7 +22,7 @@ from flagprism_torch.instrument.mask_operand import MaskOperands
 from flagprism_torch.instrument.nests import Accumulator, Nests
 from flagprism_torch.instrument.plan import Plan
 from flagprism_torch.instrument.record import Place, Record
-from flagprism_torch.instrument.rounds import Member, Rounds
+from flagprism_torch.instrument.rounds import ROLES, Member, Rounds
 from flagprism_torch.instrument.silent_text import SilentText
 from flagprism_torch.ir.masks import ALL, UNKNOWN, Mask
 from flagprism_torch.ir.module import Module, Op
@@ -44,16 +46,23 @@ def instrument(
     *,
     threads: int,
     slots: int,
+    addresses: bool = False,
+    guard: bool = False,
     moves: Mapping[int, tuple[str, str]] = MappingProxyType({}),
 ) -> str:
-    """The module's text with the plan's records and the hidden argument.
+    """The module's text with the plan's records and the hidden arguments.
 
     Args:
         threads: partials a loop keeps per value (a power of two).
         slots: 0 if every program has a slot of its own, else the number of shared slots.
+        addresses: whether the kernel takes extents (instrument.address_text).
+        guard: whether accesses outside of their tensors are masked off.
         moves: as in backends.profile.
     """
-    return _Rewriter(plan, Insertions(module, probes, moves), threads, slots).text()
+    rewriter = _Rewriter(plan, Insertions(module, probes, moves), threads, slots)
+    if addresses:
+        rewriter.accesses(guard)
+    return rewriter.text()
 
 
 class _Rewriter:
@@ -66,8 +75,18 @@ class _Rewriter:
         self.finals: list[tuple[Place, Any]] = []
         self.histograms = {op.record: op.histogram for op in plan.table.ops if op.histogram >= 0}
         histogram_words = plan.table.histograms * HIST_SHARDS * HIST_BUCKETS * 2
-        self.offset = histogram_words + len(plan.checks) * CHECK_WORDS
-        self.checks = CheckText(new.module.entry, new, self.masks, plan.checks, histogram_words)
+        self.offset = histogram_words + plan.table.check_records * CHECK_WORDS
+        self.checks = CheckText(new.module.entry, new, self.masks, plan.checks, histogram_words,
+                                plan.table.check_records)  # fmt: skip
+        self.addresses = AddressText(new, self.masks)
+
+    def accesses(self, guard: bool) -> None:
+        """Define where accesses go, before anything is said about it."""
+        self.addresses.begin()
+        for access in self.plan.accesses:
+            self.addresses.define(access)
+            if guard and access.arguments and access.op.name in GUARDED:
+                self.addresses.guard(access)
 
     def text(self) -> str:
         constants = {"OFFSET": self.offset, "OPS": len(self.plan.records), "SLOTS": self.slots}
@@ -81,6 +100,10 @@ class _Rewriter:
                 self._once(index, record)
         for watch in self.plan.watches:
             self._watch(watch)
+        for number, access in enumerate(self.plan.accesses):
+            self.addresses.sample(
+                access, self.plan.table.sample(number), self.checks.base, self.program
+            )
         self.rounds.write()
         silent = SilentText(self.new, self.masks, self.nests, self.plan.checks, self.checks.base,
                             self.program, self.threads)  # fmt: skip
@@ -121,14 +144,12 @@ class _Rewriter:
             how = _Whole.of(record, threads)
             partials = self.new.probe(how.partials, [value, mask], constants, out)
             lanes = kind.numel // threads
-            member = Member(record.line, value[:2], lanes, (partials, how.types))
+            member = Member(record.line, value[:2], lanes, (partials, how.types), roles=how.roles)
             member.put = how.put, put, {"MODE": mode}
+            self._bound(record, member, self._executed(record, op, out))
             self.rounds.add(record.op.block, threads, False, member)
             return
-        iteration = self._iteration(record)
-        if mode == words.MERGE:
-            ran = self.new.probe(words.executed, [self.base, op], {}, out)
-            iteration = (ran, _I64)
+        iteration = self._executed(record, op, out)
         member = self._float(index, record, value, mask, constants, iteration, out)
         member.put = values.put_usual, put, {"MODE": mode}
         self.rounds.add(record.op.block, threads, False, member)
@@ -147,10 +168,20 @@ class _Rewriter:
         types = how.types if how is not None else _float_types(kind, threads)
         carried = [
             self.nests.accumulator(nest, role, each.element, threads)
-            for role, each in zip(_ROLES, types, strict=False)
+            for role, each in zip(how.roles if how else ROLES, types, strict=False)
         ]
         final = (index, record, kind, carried, live, counter)
         constants: dict[str, Any] = {"MASKED": masked, "T": threads}
+        if record.access is not None:
+            made = self.new.probe(offsets_of.offset_partials, [value, mask], constants, out)
+            parts = [(f"{made}#{at}", kind) for at, kind in enumerate(types)]
+            inside = [(a.inside(level), a.type) for a in carried]
+            merged = self.new.probe(offsets_of.merge_offsets, [*parts, *inside], {}, out)
+            for position, accumulator in enumerate(carried):
+                accumulator.update = f"{merged}#{position}"
+            self.finals.append((record.place, (*final, None)))
+            self._watch_bounds(record, value[:2], parts, threads, out)
+            return
         if how is not None:
             arguments = [value, mask, *((a.inside(level), a.type) for a in carried)]
             made = self.new.probe(how.accumulate, arguments, constants, out)
@@ -162,6 +193,40 @@ class _Rewriter:
         member = self._float(index, record, value, mask, constants, iteration, out)
         member.carried, member.nest = carried, nest
         self.finals.append((record.place, (*final, member)))
+        self.rounds.add(record.op.block, threads, True, member)
+
+    def _executed(self, record: Record, op: tuple[str, Type], out: list[str]) -> tuple[str, Type]:
+        """How often the program executed a statement that no loop carries before."""
+        if self._mode(record.place) != words.MERGE:
+            return self._iteration(record)
+        return self.new.probe(words.executed, [self.base, op], {}, out), _I64
+
+    def _bound(self, record: Record, member: Member, iteration: tuple[str, Type]) -> None:
+        """Let the extremes of an access ask for a count of the lanes outside."""
+        access = record.access
+        if access is None or not access.arguments:
+            return
+        number = self.plan.table.bounds(self.plan.accesses.index(access))
+
+        def count(trigger: str, out: list[str]) -> None:
+            self.addresses.count(access, number, trigger, iteration, self.checks.base,
+                                 self.program, record.line, out)  # fmt: skip
+
+        member.checks = count
+        member.flag = lambda found, out: self.addresses.is_beyond(access, found, out)
+
+    def _watch_bounds(
+        self, record: Record, value: Any, parts: list[Any], threads: int, out: list[str]
+    ) -> None:
+        """The same for an access in a loop, at each execution."""
+        access = record.access
+        if access is None or not access.arguments:
+            return
+        found = self.addresses.is_beyond(access, parts, out)
+        doubt = self.new.probe(offsets_of.as_doubt, [found], {}, out)
+        partials = (doubt, [tensor_type((threads,), "f32")])
+        member = Member(record.line, value, value[1].numel // threads, partials)
+        self._bound(record, member, self._iteration(record))
         self.rounds.add(record.op.block, threads, True, member)
 
     def _watch(self, record: Record) -> None:
@@ -313,9 +378,6 @@ class _Rewriter:
         return self.new.integer("i64", (1 << iteration_bits(kind.numel)) - 1), _I64
 
 
-_ROLES = ("zero", "low", "high", "total", "squares")
-
-
 def _types(wide: str, total: str, squares: str, threads: int) -> list[Type]:
     """Types of the five partials of a record."""
     return [tensor_type((threads,), element) for element in ("i32", wide, wide, total, squares)]
@@ -335,10 +397,15 @@ class _Whole:
     accumulate: Any
     total: Any
     types: list[Type]
+    roles: tuple[str, ...] = ROLES
 
     @classmethod
     def of(cls, record: Record, threads: int) -> _Whole:
         element = record.value.type.element
+        if record.access is not None:
+            extremes = [tensor_type((threads,), "i64")] * 2
+            return cls(offsets_of.offset_partials, offsets_of.put_offsets, None,
+                       offsets_of.offset_total, extremes, ("low", "high"))  # fmt: skip
         if element == "i1":
             counts = [tensor_type((threads,), "i32")]
             return cls(whole.true_partials, whole.put_true, whole.true_accumulate,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flagprism_torch.instrument import values
+from flagprism_torch.instrument import addresses, values
 from flagprism_torch.instrument.insertions import Insertions
 from flagprism_torch.instrument.nests import Accumulator, Nest, Nests
 from flagprism_torch.ir.module import Block
@@ -27,6 +27,7 @@ from flagprism_torch.ir.types import Type, parse_type, tensor_type
 
 _MEMBERS = 15  # two bits of an int32 each
 _LANES = 32  # of all tiles of a round, per thread
+ROLES = ("zero", "low", "high", "total", "squares")  # of partials
 _I32 = parse_type("i32")
 Operand = tuple[str, Type]
 
@@ -40,7 +41,9 @@ class Member:
     writes the record, its operands and constants; in a loop `carried` is what partials are instead
     merged into, by the loops of `nest`, and `seen` is set to the flags of all executions and
     its bit there. `rare`: operands and constants of rare_execution, None for integers and watches.
-    `checks`: writes the branch of its checks, given the name of an i1.
+    `checks`: writes the branch of its checks, given the name of an i1. `roles`: what the partials
+    are. `flag`: of an integer, gives the name of an i1 that asks for the checks, given what was
+    reduced.
     """
 
     line: int
@@ -53,6 +56,8 @@ class Member:
     seen: tuple[Accumulator, int] | None = None
     rare: tuple[list[Any], dict[str, Any]] | None = None
     checks: Callable[[str, list[str]], None] | None = None
+    roles: Sequence[str] = ROLES
+    flag: Callable[[list[Operand], list[str]], Operand] | None = None
 
     @property
     def parts(self) -> list[Operand]:
@@ -129,7 +134,7 @@ class Rounds:
     def _put(self, members: list[Member], out: list[str]) -> Operand:
         """Reduce all partials and write the records; returns the flag word."""
         new = self._new
-        reduced = iter(self._reduced([m.parts for m in members], out))
+        reduced = iter(self._reduced(members, out))
         word = (new.integer("i32", 0), _I32)
         puts = []
         for at, member in enumerate(members):
@@ -142,6 +147,9 @@ class Rounds:
                 _, low, high, _, squares = found
                 operands: list[Any] = [member.value, low, high, squares, low, high, word]
                 word = (new.probe(values.float_flags, operands, constants, out), _I32)
+            elif member.flag is not None:
+                flagged = [member.flag(found, out), word]
+                word = (new.probe(addresses.add_flag, flagged, constants, out), _I32)
             puts.append((member, found, constants))
         for member, found, constants in puts:
             assert member.put is not None
@@ -152,11 +160,15 @@ class Rounds:
                 new.probe(probe, [*found, word, *rest], constants | more, out)
         return word
 
-    def _reduced(self, members: list[list[Operand]], out: list[str]) -> list[Operand]:
+    def _reduced(self, members: list[Member], out: list[str]) -> list[Operand]:
         """The partials of all members across threads, as scalars."""
         new = self._new
-        partials = [part for parts in members for part in parts]
-        combined = [_combination(at, part[1]) for parts in members for at, part in enumerate(parts)]
+        partials = [part for member in members for part in member.parts]
+        combined = [
+            _combination(role, part[1])
+            for member in members
+            for role, part in zip(member.roles, member.parts, strict=False)
+        ]
         scalars = [parse_type(kind.element) for _, kind in partials]
         sides = [[(new.name(), kind) for kind in scalars] for _ in range(2)]
         arguments = [f"{n}: {kind.text} loc(unknown)" for side in sides for n, kind in side]
@@ -215,11 +227,11 @@ class Rounds:
         return seen
 
 
-def _combination(role: int, kind: Type) -> str:
-    """What merges two partials. role: place among zeros, lowest, highest, total, squares."""
+def _combination(role: str, kind: Type) -> str:
+    """What merges two partials."""
     real = kind.element[0] == "f"
-    if role == 1:
+    if role == "low":
         return "arith.minnumf" if real else "arith.minsi"
-    if role == 2:
+    if role == "high":
         return "arith.maxnumf" if real else "arith.maxsi"
     return "arith.addf" if real else "arith.addi"

@@ -42,10 +42,13 @@ from triton.runtime.cache import get_cache_manager
 
 from flagprism_torch.backends.profile import profile_of
 from flagprism_torch.errors import InstrumentationError
+from flagprism_torch.instrument.address_text import pointers_of
 from flagprism_torch.instrument.codegen import ProbeText, parse_module
+from flagprism_torch.instrument.facts import members
 from flagprism_torch.instrument.plan import make_plan
 from flagprism_torch.instrument.rewrite import HIDDEN, instrument
 from flagprism_torch.ir.module import Module
+from flagprism_torch.records.address_model import AccessEntry
 from flagprism_torch.records.model import CheckEntry, OpEntry, Operand, OpTable
 
 _TABLE_FILE = "flagprism.json"
@@ -65,6 +68,13 @@ class Recipe:
     histograms: bool
     slots: int = 0
     stores_only: bool = False
+    addr_level: int = 0
+    guard: bool = False
+
+    @property
+    def addresses(self) -> bool:
+        """Whether the twin looks at addresses, and takes extents (instrument.address_text)."""
+        return self.addr_level > 0 or self.guard
 
     def key(self) -> str:
         return f"{self}-{_sources_hash()}"
@@ -87,7 +97,8 @@ def _sources_hash() -> str:
 
 
 class TwinSource(ASTSource):
-    """The source of a kernel's twin. `table` is set once `make_ir` ran."""
+    """The source of a kernel's twin. `table` is set once `make_ir` ran; `hidden`: names and types
+    of the arguments that it has behind the kernel's own."""
 
     def __init__(
         self,
@@ -103,10 +114,13 @@ class TwinSource(ASTSource):
         self._recipe = recipe
         self.fn = copy.copy(fn)  # the function belongs to the user or to Inductor
         hidden = HIDDEN
-        while hidden in fn.arg_names:
+        while any(name.startswith(hidden) for name in fn.arg_names):
             hidden += "_"
-        self.fn.arg_names = [*fn.arg_names, hidden]
-        self.signature = {**signature, hidden: "*i32"}
+        self.hidden = {hidden: "*i32"}
+        if recipe.addresses:
+            self.hidden |= {f"{hidden}_extent{n}": "i64" for n in range(_pointers(signature))}
+        self.fn.arg_names = [*fn.arg_names, *self.hidden]
+        self.signature = {**signature, **self.hidden}
         self.table: OpTable | None = None
 
     def forget(self) -> None:
@@ -140,8 +154,15 @@ class TwinSource(ASTSource):
         text = Module(module.str() if hasattr(module, "str") else str(module))
         recipe, profile = self._recipe, profile_of(target.backend)
         plan = make_plan(
-            text, self._plain_signature, recipe.max_values, recipe.histograms, recipe.stores_only
+            text,
+            self._plain_signature,
+            recipe.max_values,
+            recipe.histograms,
+            stores_only=recipe.stores_only,
+            addresses=recipe.addresses and profile.pointer_to_int,
         )
+        if recipe.addresses and len(pointers_of(text.entry)) != len(self.hidden) - 1:
+            raise InstrumentationError("pointers of the kernel are not those of its signature")
         if not plan.records:
             raise InstrumentationError("no value to record")
         self.table = plan.table
@@ -152,6 +173,8 @@ class TwinSource(ASTSource):
             probes,
             threads=profile.threads(options),
             slots=recipe.slots,
+            addresses=recipe.addresses,
+            guard=recipe.guard,
             moves=profile.moves,
         )
         result = parse_module(written, context)
@@ -161,6 +184,12 @@ class TwinSource(ASTSource):
         if not result.verify():
             raise InstrumentationError("the instrumented module does not verify")
         return result
+
+
+def _pointers(signature: Mapping[str, Any]) -> int:
+    """How many arguments of a kernel have an extent."""
+    flat = [kind for value in signature.values() for kind in members(value)]
+    return sum(kind.startswith(("*", "tensordesc")) for kind in flat)
 
 
 @dataclass(eq=False)
@@ -175,13 +204,14 @@ class Twin:
     launcher: Any = None
 
 
-LaunchFn = Callable[[Any], Any]
+LaunchFn = Callable[..., Any]  # (record buffer, *extents)
 _request = threading.local()
 
 
 def launching(record: Callable[[Twin, tuple[int, int, int], LaunchFn], Any]) -> _Launching:
     """Scope for one twin launch: `record(twin, grid, call)` must reserve a slot buffer and run
-    `call(buffer)`. It is reached from the twin's own launcher, which alone knows the grid."""
+    `call(buffer, *extents)`. It is reached from the twin's own launcher, which alone knows the
+    grid."""
     return _Launching(record)
 
 
@@ -294,8 +324,8 @@ def _load(kernel: Any, table: OpTable, slots: int) -> Twin:
     inner = kernel.run
 
     def run(g0: int, g1: int, g2: int, stream: Any, function: Any, *rest: Any) -> Any:
-        def call(buffer: Any) -> Any:
-            return inner(g0, g1, g2, stream, function, *rest, buffer)
+        def call(*hidden: Any) -> Any:
+            return inner(g0, g1, g2, stream, function, *rest, *hidden)
 
         return _request.record(twin, (int(g0), int(g1), int(g2)), call)
 
@@ -329,7 +359,8 @@ def _load_table(store: Any) -> OpTable | None:
         CheckEntry(**_fields(check), operands=tuple(Operand(**o) for o in check.pop("operands")))
         for check in data.pop("checks")
     )
-    return OpTable(**data, ops=ops, checks=checks)
+    accesses = tuple(AccessEntry(**_fields(access)) for access in data.pop("accesses"))
+    return OpTable(**data, ops=ops, checks=checks, accesses=accesses)
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def _current(stream: Any) -> Iterator[None]:
 
 def words_of(table: OpTable) -> int:
     """Words of the folded records, check records and histograms of one launch, in this order."""
-    checks = len(table.checks) * CHECK_WORDS
+    checks = table.check_records * CHECK_WORDS
     return table.records * RECORD_WORDS + checks + table.histograms * HIST_WORDS
 
 
@@ -217,7 +217,7 @@ class RecordBuffers:
 
     @staticmethod
     def _scratch(owner: _Stream, table: OpTable, rows: int) -> torch.Tensor:
-        words = rows * table.records * RECORD_WORDS + len(table.checks) * CHECK_WORDS
+        words = rows * table.records * RECORD_WORDS + table.check_records * CHECK_WORDS
         words += table.histograms * HIST_SHARDS * HIST_WORDS
         if owner.scratch is None or owner.scratch.numel() < words:
             owner.scratch = None  # free the old one first
@@ -236,7 +236,7 @@ class RecordBuffers:
         """The layout of scratch: histogram shards, check records, then the records of each slot."""
         records = table.records
         shards = table.histograms * HIST_SHARDS * HIST_WORDS
-        begin = shards + len(table.checks) * CHECK_WORDS
+        begin = shards + table.check_records * CHECK_WORDS
         end = (records * RECORD_WORDS) + begin - shards
         if table.histograms:
             block = scratch[:shards].view(torch.int64)

@@ -40,6 +40,20 @@ Silent checks (instrument.silent) use the first place only, and these counters:
 
 The fourth counter of a tf32 check is the number of finite operand lanes; other kinds leave it 0.
 The last word of a wrap check is a number, the largest magnitude of a true result, from 2**30 on.
+
+Note [Bounds]
+Accesses have two check records more, if addresses are recorded. The first one is zero if all lanes
+were inside of their tensor; else it holds lanes outside, executions with such lanes, the smallest
+(complemented) and the largest offset among them as keys, the first place as above, and the offset
+of the first lane there: 28 bits that order programs, then 36 bits of the offset in bytes plus
+2**35, all zero or all one where it does not fit (`unpack_offset`).
+
+Note [Sample]
+The second one tells about the first and the last program: flags, the offset of the first active
+lane of the first program's first execution, the offset of the last active lane of the last
+program's last execution, and three strides in bytes, of the last axis, the one before, and the one
+before that. Flags: 1, the first is known; 2, the last is known; 4, the lanes that strides were
+measured at were active; 8, all active lanes of that execution lie where the strides say.
 """
 
 from __future__ import annotations
@@ -126,6 +140,18 @@ def unpack_place(place: int, numel: int) -> tuple[int, int | None, int, int] | N
         return None
     program, iteration, lane = found
     return program, iteration, lane >> CAUSE_BITS, lane & ((1 << CAUSE_BITS) - 1)
+
+
+OFFSET_BITS = 36
+SAMPLE_FIRST, SAMPLE_LAST, SAMPLE_STRIDES, SAMPLE_EVEN = 1, 2, 4, 8
+
+
+def unpack_offset(word: int) -> int | None:
+    """The offset in bytes of Note [Bounds]; None if it did not fit."""
+    biased = int(word) & ((1 << OFFSET_BITS) - 1)
+    if biased in (0, (1 << OFFSET_BITS) - 1):
+        return None
+    return biased - (1 << (OFFSET_BITS - 1))
 
 
 def is_float(dtype: str) -> bool:

@@ -30,8 +30,9 @@ from flagprism_torch.records.layout import (
     RECORD_WORDS,
     unpack_first,
 )
-from flagprism_torch.records.model import Block, CallSite, Launch, OpTable
+from flagprism_torch.records.model import Block, CallSite, Launch, OpTable, Sample
 from flagprism_torch.records.modes import unseen
+from flagprism_torch.records.reached import Reached, samples
 
 KEPT_STEPS = 16
 _Key = tuple[str, str, int]
@@ -66,6 +67,8 @@ class _Merged:
     launches: int = 0
     firsts: dict[int, Place] = field(default_factory=dict)
     found: Findings = field(default_factory=Findings)
+    reached: Reached = field(default_factory=Reached)
+    samples: tuple[Sample, ...] = ()
 
 
 @dataclass
@@ -74,23 +77,27 @@ class _Batch:
 
     launches: list[Launch]
     records: Any  # int32 [n, 24]
-    checks: Any  # int64 [m, 6]
+    checks: Any  # int64 [m, 6], of checks and bounds
+    samples: list[Any]  # int32 [a * 12] of each launch with a accesses
     counts: Any  # int64 [k, 64]
 
     @classmethod
     def of(cls, launches: Sequence[tuple[Launch, int]], words: Any) -> _Batch:
-        records, checks, counts = [], [], []
+        records, checks, samples, counts = [], [], [], []
         for launch, start in launches:
             table = launch.table
             a = start + table.records * RECORD_WORDS
-            b = a + len(table.checks) * CHECK_WORDS
+            b = a + table.check_records * CHECK_WORDS
             records.append(words[start:a])
-            checks.append(words[a:b])
+            c = a + table.sample(0) * CHECK_WORDS
+            checks.append(words[a:c])
+            samples.append(words[c:b])
             counts.append(words[b : b + table.histograms * HIST_BUCKETS * 2])
         return cls(
             [launch for launch, _ in launches],
             np.concatenate(records).reshape(-1, RECORD_WORDS),
             np.concatenate(checks).view("<i8").reshape(-1, CHECK_WORDS // 2),
+            samples,
             np.concatenate(counts).view("<i8").reshape(-1, HIST_BUCKETS),
         )
 
@@ -103,7 +110,7 @@ class _Batch:
         found, row, check = [], 0, 0
         for index, launch in enumerate(self.launches):
             mine = places[row : row + launch.table.records]
-            checks = self.checks[check : check + len(launch.table.checks)]
+            checks = self.checks[check : check + launch.table.sample(0)]
             row, check = row + len(mine), check + len(checks)
             if mine.any() or checks.any():
                 found.append((index, launch, mine, checks))
@@ -124,8 +131,14 @@ class _Period:
         if len(batch.counts):
             buckets = [site.buckets for site in sites]
             _merge(native.merge_histograms, batch.counts, buckets, self.histograms)
+        for site, launch, words in zip(sites, batch.launches, batch.samples, strict=True):
+            if len(words) and not site.samples:
+                rows = words.view("<i8").reshape(-1, CHECK_WORDS // 2)
+                site.samples = samples(launch, rows)
         for index, launch, places, checks in notable:
-            sites[index].found.add(launch, checks)
+            own = len(launch.table.checks)
+            sites[index].found.add(launch, checks[:own])
+            sites[index].reached.add(launch, checks[own:])
             if places.any():
                 _keep_firsts(sites[index].firsts, launch, places)
 
@@ -153,6 +166,9 @@ class _Period:
                 first_launch=site.first_launch,
                 firsts=dict(site.firsts),
                 found=site.found.all(),
+                access_records=records[site.rows[site.table.access_order]],
+                outside=site.reached.all(),
+                samples=site.samples,
             )
             for site in self.sites.values()
         ]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from flagprism_torch.records.address_model import AccessEntry, TensorLayout
+
 Phase = Literal["forward", "backward", "optimizer", "none"]
 NO_MODULE = "<none>"
 
@@ -102,11 +104,32 @@ class OpTable:
     ops: tuple[OpEntry, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
     checks: tuple[CheckEntry, ...] = ()
+    accesses: tuple[AccessEntry, ...] = ()
 
     @functools.cached_property
     def records(self) -> int:
         """Number of records on the device per slot."""
-        return 1 + max((op.record for op in self.ops), default=-1)
+        values = 1 + max((op.record for op in self.ops), default=-1)
+        return max(values, 1 + max((access.record for access in self.accesses), default=-1))
+
+    @property
+    def check_records(self) -> int:
+        """Number of check records on the device: of the checks, then one for the bounds of each
+        access, then one for the sample of each access."""
+        return len(self.checks) + 2 * len(self.accesses)
+
+    def bounds(self, access: int) -> int:
+        """Number of the check record for the bounds of an access."""
+        return len(self.checks) + access
+
+    def sample(self, access: int) -> int:
+        """Number of the check record for the sample of an access."""
+        return len(self.checks) + len(self.accesses) + access
+
+    @functools.cached_property
+    def access_order(self) -> list[int]:
+        """Record of each access."""
+        return [access.record for access in self.accesses]
 
     @functools.cached_property
     def order(self) -> list[int]:
@@ -178,7 +201,8 @@ class TensorNote(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One recorded launch. `tensors`: its tensor arguments, in the order of the arguments."""
+    """One recorded launch. `tensors`: its tensor arguments, in the order of the arguments;
+    `layouts`: the same, where addresses are recorded."""
 
     number: int
     step: int
@@ -186,6 +210,7 @@ class Launch:
     table: OpTable
     grid: tuple[int, int, int]
     tensors: tuple[TensorNote, ...] = ()
+    layouts: tuple[TensorLayout, ...] = ()
 
     @property
     def programs(self) -> int:
@@ -211,6 +236,40 @@ class Found:
     largest: int = 0
 
 
+@dataclass(frozen=True)
+class Outside:
+    """Lanes of one access outside of its tensors, over one step (or all steps).
+
+    `lanes`, `executions` with such lanes; `low`, `high`: their smallest and largest offset in bytes
+    from the start of the first argument's tensor; `launch`: the earliest with such lanes, whose
+    first one is at `program`, `iteration` (None: unknown), `lane` (as in `Row`), `offset` (None:
+    too far to tell).
+    """
+
+    lanes: int
+    executions: int
+    low: int
+    high: int
+    launch: Launch
+    program: tuple[int, int, int] | None
+    iteration: int | None
+    lane: Any
+    offset: int | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the first launch of a call site tells about one access (records.layout, Note [Sample]).
+    Offsets and strides in bytes; `strides` as many as axes, at most the last three, None if they
+    are not known; `even`: whether all lanes lie where the strides say."""
+
+    launch: Launch
+    first: int | None
+    last: int | None
+    strides: tuple[int, ...] | None
+    even: bool
+
+
 @dataclass
 class Block:
     """Merged records of one call site and op table over one step (or over all steps).
@@ -218,7 +277,9 @@ class Block:
     `records`: structured array [ops] of `layout.RECORD_DTYPE`; its `first` is not used, because
     places of different launches do not compare. `firsts`: op id -> (launch number, (x, y, z),
     iteration or None, lane), of the earliest launch with a non-finite live lane; lane as in `Row`.
-    `found`: check -> what it found, for checks that found something.
+    `found`: check -> what it found, for checks that found something. `access_records`: structured
+    array [accesses] like `records`; `outside`: access -> its lanes outside, where there are some;
+    `samples`: [accesses], none without launches.
     `histograms`: int64 [histogram blocks, 64]. `launches`: merged launches. `first_launch`: number
     of the first of them.
     """
@@ -233,6 +294,9 @@ class Block:
         default_factory=dict
     )
     found: dict[int, Found] = field(default_factory=dict)
+    access_records: Any = ()
+    outside: dict[int, Outside] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -287,7 +351,7 @@ class Row:
 
 
 # what `Anomaly.details` counts for kinds other than nan and inf
-COUNTED = ("undefined_lanes", "wrapped_lanes", "lost_additions", "saturated_lanes",
+COUNTED = ("oob_lanes", "undefined_lanes", "wrapped_lanes", "lost_additions", "saturated_lanes",
            "operand_lanes_not_tf32")  # fmt: skip
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ...errors import UnsupportedOpError
 from ...ir.module import Block, Module, Op, Value
+from ...ir.pointers import Origins
 from .frame import Frame
-from .pointers import Origins
 from .scalars import BINARY, BINARY_I1, UNARY, Function
 from .statements import statement_of
 from .types import ROUNDED, Array, round_to, supported

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ...ir.module import Block, Module, Op, Value
-from ...ir.text import symbol
+from collections.abc import Collection
+
+from flagprism_torch.ir.module import Block, Module, Op, Value
+from flagprism_torch.ir.text import symbol
 
 _SAME = frozenset(
     {
@@ -22,7 +24,7 @@ _SAME = frozenset(
 
 
 class Origins:
-    """Answers `of(value)` and `same_type(value)` for the SSA values of a module."""
+    """Answers questions about the pointers among the SSA values of a module."""
 
     def __init__(self, module: Module) -> None:
         self._sources: dict[Value, list[Value]] = {}  # block argument -> values it may take
@@ -69,26 +71,55 @@ class Origins:
     def of(self, value: Value) -> frozenset[str | None]:
         """Python names of the arguments; None among them: also from somewhere else (memory, an
         integer, or not traceable)."""
-        found: set[str | None] = set()
+        return frozenset(
+            None if one is None else self._labels[one] for one in self._arguments(value)
+        )
+
+    def arguments(self, value: Value) -> tuple[Value, ...]:
+        """The arguments of the kernel, in their order; none if it may come from somewhere else."""
+        found = self._arguments(value)
+        return () if None in found else tuple(one for one in self._labels if one in found)
+
+    def _arguments(self, value: Value) -> set[Value | None]:
+        found: set[Value | None] = set()
         self._follow(value, found, set())
-        return frozenset(found)
+        return found
+
+    def behind(self, value: Value, last: Collection[str] = ()) -> list[Op]:
+        """The operations that a value depends on, in program order, through regions and calls; not
+        those behind an operation whose name is in `last`."""
+        found: dict[Op, None] = {}
+        waiting, seen = [value], {value}
+        while waiting:
+            one = waiting.pop()
+            sources = list(self._sources.get(one, ()))
+            if one.op is not None and one.op not in found:
+                found[one.op] = None
+                sources += () if one.op.name in last else one.op.operands
+                for region in one.op.regions:
+                    for block in region:
+                        if block.ops:
+                            sources += block.ops[-1].operands
+            waiting += [source for source in sources if source not in seen]
+            seen.update(sources)
+        return sorted(found, key=lambda op: op.line)
 
     def same_type(self, value: Value) -> bool:
         """Whether the pointer keeps its argument's element type, so that it is aligned to it."""
         seen: set[Value] = set()
         return None not in self.of(value) and self._follow(value, set(), seen)
 
-    def _follow_all(self, values: list[Value], found: set[str | None], seen: set[Value]) -> bool:
+    def _follow_all(self, values: list[Value], found: set[Value | None], seen: set[Value]) -> bool:
         """Follows every value, also after one whose type changed."""
         kept = [self._follow(value, found, seen) for value in values]
         return all(kept)
 
-    def _follow(self, value: Value, found: set[str | None], seen: set[Value]) -> bool:
+    def _follow(self, value: Value, found: set[Value | None], seen: set[Value]) -> bool:
         if value in seen:
             return True
         seen.add(value)
         if value in self._labels:
-            found.add(self._labels[value])
+            found.add(value)
             return True
         if value in self._sources:
             return self._follow_all(self._sources[value], found, seen)
