@@ -14,11 +14,11 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 # Tritons beside the one in requirements/triton.txt, and the tests whose outcome depends on it
 TRITONS := 3.6.0 3.8.0 3.9.0
-TRITON_TESTS := $(addprefix tests/, test_births.py test_cases.py test_checks.py test_cpu_backend.py \
-	test_cpu_scalars.py test_cuda_stub.py test_golden_ttir.py test_ir_locations.py test_ir_masks.py \
-	test_ir_module.py test_ir_needed.py test_ir_valid.py test_live_cases.py test_plan.py \
-	test_probes.py test_sentinels.py test_session_kernels.py test_session_launches.py \
-	test_session_loops.py)
+TRITON_TESTS := $(addprefix tests/, test_births.py test_cases.py test_checks.py \
+	test_cpu_backend.py test_cpu_scalars.py test_cuda_stub.py test_golden_ttir.py test_hints.py \
+	test_ir_locations.py test_ir_masks.py test_ir_module.py test_ir_needed.py test_ir_valid.py \
+	test_live_cases.py test_plan.py test_probes.py test_sentinels.py test_session_kernels.py \
+	test_session_launches.py test_session_loops.py test_survivors.py test_watch.py)
 
 SOURCES := setup.py pyproject.toml $(wildcard flagprism_torch/csrc/*)
 LIBRARY := flagprism_torch/_C.abi3.so

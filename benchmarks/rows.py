@@ -86,6 +86,19 @@ def _tensorboard(device: str, small: bool) -> list[Line]:
         return _against_first(variants, device, (2, 1) if small else (5, 5))
 
 
+def _addresses(device: str, small: bool) -> list[Line]:
+    """The training step with addresses and bounds, with a guard, and with records on the host."""
+    training = _training(device, small)
+    step, options = training.step, {"model": training.model, "logdir": False}
+    variants: dict[str, Variant] = {
+        "torch.compile, no tool (again)": lambda: plain(step),
+        "level 1, addr_level 1": lambda: level_1(step, addr_level=1, **options),
+        "level 1, guard": lambda: level_1(step, guard=True, **options),
+        "level 1, export_on_error": lambda: level_1(step, export_on_error=True, **options),
+    }
+    return _against_first(variants, device, (2, 1) if small else (5, 5))
+
+
 def _eager(device: str, small: bool) -> list[Line]:
     """The eager step, and with statistics of module outputs by hooks."""
     training = _training(device, small)
@@ -363,4 +376,5 @@ GROUPS: dict[str, Group] = {
     "eager": _eager,
     "nan_asserts": _nan_asserts,
     "tensorboard": _tensorboard,
+    "addresses": _addresses,
 }

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,14 +20,16 @@ from flagprism_torch.analysis import join, reach
 from flagprism_torch.analysis.coverage import Coverage
 from flagprism_torch.analysis.verdicts import AnomalyLog
 from flagprism_torch.config import Config
-from flagprism_torch.errors import NestedSessionError, NoKernelWarning
+from flagprism_torch.errors import InvalidPointerError, NestedSessionError, NoKernelWarning
 from flagprism_torch.exporters import report as reports
+from flagprism_torch.exporters.npy import NpyWriter
 from flagprism_torch.exporters.tensorboard import TensorBoardWriter
 from flagprism_torch.hooks import externs, inductor, jit
 from flagprism_torch.hooks.collector import Collector
 from flagprism_torch.hooks.patches import Patches
 from flagprism_torch.provenance.modules import ModuleNames
 from flagprism_torch.provenance.tensors import tensor_name
+from flagprism_torch.records.full_values import FullValues
 from flagprism_torch.records.model import Anomaly, Block
 from flagprism_torch.records.table import AddressTable, SummaryTable
 
@@ -45,6 +48,14 @@ def debug(
     max_values: int = 64,
     extern_checks: bool = True,
     guard: bool = False,
+    export_on_error: bool = False,
+    escalate: bool = False,
+    kernels: str | Sequence[str] | None = None,
+    modules: str | Sequence[str] | None = None,
+    statements: str | Sequence[str] | None = None,
+    programs: int | slice | Sequence[int | tuple[int, int, int]] | None = None,
+    steps: int | Sequence[int] | None = None,
+    full_value_budget: int = 2**30,
 ) -> Session:
     """Look inside every Triton kernel that runs in the block.
 
@@ -56,9 +67,11 @@ def debug(
     ```
 
     Args:
-        level: 1, statistics of every value that a statement produces.
+        level: 0, the watch: which statements meet a NaN or an infinity, at next to no cost; 1,
+            statistics of every value that a statement produces; 2, also the full values of
+            those that the filters below select (`Session.full_values`).
         addr_level: 1 records where each load, store and atomic goes and reports lanes that leave
-            their tensor; 0 does not.
+            their tensor; 2, with level 2, also where each lane goes; 0 does not.
         model: names rows by this module's `named_modules()`; without it, by the outermost module.
         logdir: TensorBoard folder; None picks `runs/flagprism_<time>_<host>_<pid>`, False writes
             no files.
@@ -68,6 +81,17 @@ def debug(
         extern_checks: whether results of `extern_kernels.*` calls (GEMMs, convolutions) get a row.
         guard: lanes of loads, stores and atomics that would leave their tensor are masked off
             (loads give 0 there) and reported, so that the program lives on.
+        export_on_error: records lie in host memory that outlives a crash of the device, and each
+            program notes how far it came: after an illegal access, a failed assertion or an
+            interrupted hang the report tells. Slower; for hunting a crash.
+        escalate: with level 0, a kernel with a finding is looked at with level 1 from then on.
+        kernels, modules, statements: what level 2 writes down, as a pattern (`*`, `?`, `[...]`) or
+            several; a statement goes by its text or by its variable, a module stands for those
+            inside of it too.
+        programs: linear ids or (x, y, z); an int, a slice, or a sequence.
+        steps: an int or a sequence.
+        full_value_budget: bytes of full values in the session; a launch that does not fit is not
+            written down at all, and the report says so.
 
     Raises:
         TypeError, ValueError: a wrong argument, naming it, its value and what is allowed.
@@ -88,6 +112,14 @@ def debug(
         max_values,
         extern_checks,
         guard,
+        export_on_error,
+        escalate,
+        kernels,
+        modules,
+        statements,
+        programs,
+        steps,
+        full_value_budget,
     )
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -108,6 +140,7 @@ class Session:
         self._coverage = Coverage()
         self._collector = Collector(config, ModuleNames(model), self._coverage)
         self._log = AnomalyLog()
+        self._collector.on_crash = self._log.add_crash
         self._writer: TensorBoardWriter | None = None
         self._stack = contextlib.ExitStack()
         self._entered = self._closed = False
@@ -140,6 +173,8 @@ class Session:
             self.logdir = _logdir(self.config.logdir).absolute()
             self._writer = TensorBoardWriter(self.logdir, self.config.tensorboard_detail)
             self._writer.open()
+            npy = NpyWriter(self.logdir)
+            self._collector.full.sink, self._collector.full.end = npy.write, npy.finish
         if not torch.accelerator.is_available():
             from flagprism_torch.backends import cpu
 
@@ -149,7 +184,8 @@ class Session:
         patches = Patches(self._stack)
         jit.install(patches, self._collector)
         inductor.install(patches, self._collector)
-        externs.install(patches, self._collector)
+        if self.config.level:
+            externs.install(patches, self._collector)
 
     @torch.compiler.disable
     def __exit__(
@@ -174,6 +210,13 @@ class Session:
                 self._writer.close()
         if error is None:
             self._warn_if_blind()
+        elif not self.config.export_on_error and _is_crash(error):
+            warnings.warn(
+                "a kernel crashed and took its records along: run again with flagprism_torch.debug("
+                "export_on_error=True) to see which statement it did, or guard=True to go on",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     @staticmethod
     def _release() -> None:
@@ -190,9 +233,10 @@ class Session:
         """
         self._check_entered()
         with self._lock:
-            self._collector.buffers.submit()
+            self._collector.submit()
             self._collector.step += 1
-            self._collector.buffers.poll()
+            self._collector.poll()
+            self._collector.full.poll()
             self._export(self._collector.done_before())
 
     # -- results
@@ -206,7 +250,8 @@ class Session:
         """
         self._check_entered()
         with self._lock:
-            self._collector.buffers.drain()
+            self._collector.drain()
+            self._collector.full.drain()
             self._export(self._collector.step)
             if self._writer is not None and not self._closed:
                 self._writer.flush()
@@ -286,6 +331,13 @@ class Session:
 
     @property
     @torch.compiler.disable
+    def full_values(self) -> FullValues:
+        """The full values of all launches that the filters select, none with `level=1`."""
+        self.flush()
+        return self._collector.full.results()
+
+    @property
+    @torch.compiler.disable
     def anomalies(self) -> tuple[Anomaly, ...]:
         """Chains of findings: those with a NaN first, then inf, then others; by launch order."""
         return self._complete_log().anomalies()
@@ -317,11 +369,15 @@ class Session:
 
     def _add(self, log: AnomalyLog, step: int, blocks: list[Block]) -> None:
         names = self._collector.names
-        log.add(step, blocks, self._collector.tensors, lambda at: tensor_name(at, names))
+        remarks = self._collector.parameters.remarks.of(step)
+        log.add(step, blocks, self._collector.tensors, lambda at: tensor_name(at, names), remarks)
 
     def _finish_step(self, last: bool) -> None:
         with self._lock:
-            self._collector.buffers.drain()
+            self._collector.drain()
+            self._collector.full.drain()
+            if last:
+                self._collector.full.finish()
             self._export(self._collector.step + 1 if last else self._collector.step)
 
     def _export(self, before: int) -> None:
@@ -332,6 +388,8 @@ class Session:
                 blocks = ledger.blocks(step)
                 self._add(self._log, step, blocks)
                 self._write(step, blocks)
+        if self.config.escalate:
+            self._collector.closer |= self._log.kernels()
         self._exported = max(self._exported, before)
         if self._log.left_out:
             self._coverage.note(f"more than {self._log.capacity} findings: some are not listed")
@@ -370,6 +428,18 @@ class Session:
         elif "torch._dynamo" not in sys.modules or not _compiled_anything():
             why += "; the model ran eagerly: torch.compile it, or launch @triton.jit kernels"
         warnings.warn(f"flagprism_torch saw no Triton kernel: {why}", NoKernelWarning, stacklevel=4)
+
+
+def _is_crash(error: BaseException) -> bool:
+    """Whether a kernel ended in an illegal access or a failed assertion."""
+    if isinstance(error, InvalidPointerError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(
+        word in text
+        for word in ("illegal memory access", "misaligned address", "device-side assert",
+                     "device assertion failed", "illegal instruction", "hip error")
+    )  # fmt: skip
 
 
 def _compiled_anything() -> bool:

@@ -32,6 +32,13 @@ DETAILS = (
     "saturated_lanes",
     "operand_lanes_not_tf32",
     "consumer",
+    "argument",
+    "shape",
+    "strides",
+    "writer",
+    "launches",
+    "benchmark_launches",
+    "user_launches",
 )
 COUNTS = ("nan", "posinf", "neginf", "zero")
 
@@ -63,18 +70,20 @@ class Run:
 
 
 @functools.cache
-def run(name: str, device: str) -> Run:
+def run(name: str, device: str, addr_level: int = 1) -> Run:
     """One run of the case under a session, compiled if it is a model."""
     case = load(name)
     if case.MODE == "triton":
         plain = case.run(device)
-        with flagprism_torch.debug(level=1, logdir=False) as session:
+        with flagprism_torch.debug(level=1, addr_level=addr_level, logdir=False) as session:
             return Run(session, case.run(device), plain)
     torch._dynamo.reset()
     built = case.build(device)
     with (
         mock.patch.object(case, "build", return_value=built),
-        flagprism_torch.debug(level=1, logdir=False, model=built[0]) as session,
+        flagprism_torch.debug(
+            level=1, addr_level=addr_level, logdir=False, model=built[0]
+        ) as session,
     ):
         return Run(session, case.run(device, compile=True), None)
 

@@ -113,6 +113,19 @@ def _check_silent_trouble(source: str, lines: list[str], folder: Path) -> None:
     assert lines[-1] == "a sum of 400 ones: 256"
 
 
+def _check_out_of_bounds(source: str, lines: list[str], folder: Path) -> None:
+    found = _anomalies(lines, 2)
+    for start, verb in ((0, "reads"), (3, "updates")):
+        assert found[start].startswith("FOUND oob | ")
+        assert found[start].endswith("16 oob lanes, first at program (2, 0, 0) lane 0")
+        place = "table_ptr[100, 0] of shape (100, 16), 4 bytes behind its end, inside its storage"
+        assert found[start + 2].startswith(f"cause: {verb} {place}")
+    assert "guard=False: 2 findings, 16 elements overwritten" in lines
+    assert "guard=True: 2 findings, 0 elements overwritten" in lines
+    # tokens 3 to 100, of rows of 64 bytes
+    assert "load table_ptr (100, 16): bytes 192 to 6460, contiguous" in lines
+
+
 def _anomalies(lines: list[str], count: int) -> list[str]:
     """The lines of all anomalies of the report, without indentation; there have to be `count`."""
     start = lines.index(f"Anomalies: {count}") + 1

@@ -37,13 +37,8 @@ NAMES = names()
 ADDRESSES = "needs records of addresses"
 COMPARED = "needs a comparison of eager and compiled runs"
 NOT_YET: dict[str, str] = {
-    "15": ADDRESSES,
-    "18": ADDRESSES,
-    "19": ADDRESSES,
     "24": ADDRESSES,
     "25": ADDRESSES,
-    "27": ADDRESSES,
-    "28": ADDRESSES,
     "31": ADDRESSES,
     "36": "needs a split reduction: Inductor's Triton code of this size stays finite",
     "37": COMPARED,
@@ -84,7 +79,8 @@ def test_verdict(name: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("loaded", [name for name in NAMES if hasattr(load(name), "LOADED")])
 def test_loaded(loaded: str) -> None:
-    session = run(loaded, "cpu").session
+    """Without addresses, which tell more."""
+    session = run(loaded, "cpu", addr_level=0).session
     assert list(wrong_verdicts(load(loaded).LOADED, session.anomalies, session.table())) == []
 
 

@@ -25,6 +25,7 @@ from flagprism_torch.session import Session
 BLOCK = 64
 PATCHED = [
     (JITFunction, "run"),
+    (Autotuner, "run"),
     (Autotuner, "_bench"),
     (CompiledKernel, "__getitem__"),
     (InterpretedFunction, "run"),

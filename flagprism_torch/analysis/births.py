@@ -19,6 +19,7 @@ from typing import Any
 
 from ..records.model import Anomaly, Block, CheckEntry, Found, OpEntry, Row, StatementOrigin
 from . import causes, join
+from .anomalies import First, anomaly
 
 READS = ("load", "atomic")
 Place = tuple[int, tuple[int, int, int] | None, int | None, Any, int]  # as in `Found`
@@ -53,8 +54,8 @@ def findings(step: int, block: Block, rows: Sequence[Row]) -> list[Finding]:
     for row in rows:
         if row.nan and row.op_id not in explained:
             entry = block.table.ops[row.op_id]
-            anomaly = of_row(step, block, row, "nan", "seen", _how(entry))
-            found.append(Finding(anomaly, row.op_id, _reaches(entry), row.mask != "unknown"))
+            seen = of_row(step, block, row, "nan", "seen", _how(entry))
+            found.append(Finding(seen, row.op_id, _reaches(entry), row.mask != "unknown"))
             explained |= found[-1].reaches
     return sorted(found, key=lambda one: one.order)
 
@@ -90,8 +91,8 @@ def _loaded(step: int, block: Block, rows: Sequence[Row]) -> Iterator[Finding]:
         entry = block.table.ops[row.op_id]
         if row.role in READS and row.nan and not (row.role == "atomic" and row.op_id in born):
             sure = row.mask != "unknown"
-            anomaly = of_row(step, block, row, "nan", "loaded" if sure else "seen", _how(entry))
-            yield Finding(anomaly, row.op_id, _reaches(entry), sure)
+            loaded = of_row(step, block, row, "nan", "loaded" if sure else "seen", _how(entry))
+            yield Finding(loaded, row.op_id, _reaches(entry), sure)
 
 
 def _reaches(entry: OpEntry) -> frozenset[int]:
@@ -113,44 +114,20 @@ def of_row(step: int, block: Block, row: Row, kind: str, verdict: str, cause: st
     """The NaNs or infinities of a row. The place is that of the row's first non-finite lane."""
     first = block.firsts.get(row.op_id)
     pointer = block.table.ops[row.op_id].pointer
-    launch, program, iteration, lane = first or (block.first_launch, None, None, None)
-    return Anomaly(
+    return anomaly(
+        step,
+        row.site,
+        row.kernel,
+        row,
+        row,
+        First(*first) if first else First(block.first_launch),
         kind=kind,
         verdict=verdict,
-        severity="info",
-        step=step,
-        last_step=step,
-        occurrences=1,
-        launch=launch,
-        kernel=row.kernel,
-        statement=row.statement,
-        file=row.file,
-        line=row.line,
-        variable=row.variable,
-        op=row.op,
         op_id=row.op_id,
-        module=row.module,
-        modules=row.modules,
-        phase=row.phase,
-        aten=row.aten,
-        model_file=row.model_file,
-        model_line=row.model_line,
-        program=program,
-        lane=lane,
-        iteration=iteration,
-        counts=MappingProxyType(
-            {
-                "lanes": row.lanes,
-                "live": row.live,
-                "padding": 0,
-                "nan": row.nan,
-                "posinf": row.posinf,
-                "neginf": row.neginf,
-            }
-        ),
-        site=row.site,
+        variable=row.variable,
+        counts={name: getattr(row, name) for name in ("lanes", "live", "nan", "posinf", "neginf")},
         cause=cause,
-        details=MappingProxyType({} if pointer is None else {"argument": pointer}),
+        details={} if pointer is None else {"argument": pointer},
     )
 
 
@@ -166,13 +143,13 @@ def _of_check(
     if found.padding > others:  # padding is not told apart by kind: some is certainly of this one
         details["padding"] = True
         details["padding_only"] = found.padding == nan + posinf + neginf
-    anomaly = of_check(step, block, check, rows, first)
+    found_there = of_check(step, block, check, rows, first)
     return dataclasses.replace(
-        anomaly,
+        found_there,
         kind=kind,
         verdict="seen" if check.mask == "unknown" else "born",
         counts=MappingProxyType(
-            {**anomaly.counts, "padding": found.padding, "nan": nan, "posinf": posinf,
+            {**found_there.counts, "padding": found.padding, "nan": nan, "posinf": posinf,
              "neginf": neginf}
         ),
         operands=tuple(_operand(operand.name, operand.record, rows) for operand in check.operands),
@@ -185,37 +162,18 @@ def of_check(
     step: int, block: Block, check: CheckEntry, rows: Sequence[Row], first: Place | None
 ) -> Anomaly:
     """Where a check found something, for its kind to complete; `first`: its earliest place."""
-    launch, program, iteration, lane, _ = first or (block.first_launch, None, None, None, 0)
-    at = owner(block, check)
     lanes, live = lanes_of(block, check, rows)
-    return Anomaly(
+    return anomaly(
+        step,
+        block.site.key,
+        block.table.kernel,
+        check,
+        owner(block, check),
+        First(*first[:4]) if first else First(block.first_launch),
         kind=check.kind,
-        verdict="found",
-        severity="info",
-        step=step,
-        last_step=step,
-        occurrences=1,
-        launch=launch,
-        kernel=block.table.kernel,
-        statement=check.statement,
-        file=check.file,
-        line=check.line,
-        variable=check.variable,
-        op=check.op,
         op_id=check.op_id,
-        module=at.module,
-        modules=at.modules,
-        phase=at.phase,
-        aten=at.aten,
-        model_file=at.model_file,
-        model_line=at.model_line,
-        program=program,
-        lane=lane,
-        iteration=iteration,
-        counts=MappingProxyType(
-            {"lanes": lanes, "live": live, "padding": 0, "nan": 0, "posinf": 0, "neginf": 0}
-        ),
-        site=block.site.key,
+        variable=check.variable,
+        counts={"lanes": lanes, "live": live},
     )
 
 

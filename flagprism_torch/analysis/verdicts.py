@@ -15,10 +15,15 @@ from types import MappingProxyType
 from typing import Any
 
 from ..records.model import Anomaly, Block
+from ..records.remarks import Remark
+from ..records.survivors import Crash
 from ..records.tensor_log import TensorLog
 from .bounds import explains, outside, with_loaded
 from .chains import Chain, Store, chains
+from .configuration import configuration
+from .crash import crash_chain
 from .silent import silent
+from .watch import watch
 
 CAPACITY = 4096  # distinct anomalies a log keeps; hidden ones are counted apart
 _SEVERITIES = ("error", "warning", "info")
@@ -60,6 +65,7 @@ class AnomalyLog:
         blocks: Iterable[Block],
         tensors: TensorLog | None = None,
         name_of: Callable[[int], str | None] = lambda address: None,
+        remarks: Iterable[Remark] = (),
     ) -> None:
         """Takes in the findings of `blocks`, which hold launches of `step` not added before.
 
@@ -70,6 +76,7 @@ class AnomalyLog:
         Args:
             tensors: the log of launches; None: no value is followed to another kernel.
             name_of: name of the parameter or buffer at an address.
+            remarks: what the arguments of these launches told.
         """
         blocks = list(blocks)
         left = [chain for block in blocks for chain in outside(step, block)]
@@ -93,15 +100,29 @@ class AnomalyLog:
         for block in blocks:
             for chain in silent(step, block):
                 self._put(_key(chain), chain)
+        nan_before = any(chain.anomaly.kind == "nan" for chain in self._kept.values())
+        for chain in watch(step, blocks, nan_before):
+            self._put(_key(chain), chain)
+        for chain, about in configuration(step, blocks, remarks):
+            self._put((*_key(chain), *about), chain)
+
+    def add_crash(self, crash: Crash) -> None:
+        """Takes in a launch that did not end."""
+        chain = crash_chain(crash)
+        self._put(_key(chain), chain)
 
     def anomalies(self) -> tuple[Anomaly, ...]:
-        """Chains with a NaN first, then infinities, then other kinds; each by first launch, then by
-        order of the values in the kernel."""
+        """Crashes first, then chains with a NaN, then infinities, then other kinds; each by first
+        launch, then by order of the values in the kernel."""
         return _sorted(self._kept)
 
     def hidden(self) -> tuple[Anomaly, ...]:
         """Chains that did not leave their kernel, in the same order."""
         return _sorted(self._hidden)
+
+    def kernels(self) -> set[str]:
+        """Kernels with an anomaly."""
+        return {chain.anomaly.kernel for chain in self._kept.values()}
 
     def values(self) -> frozenset[Store]:
         """(site, kernel, op id) of the values with an anomaly."""

@@ -23,6 +23,8 @@ import torch
 from flagprism_torch.analysis.coverage import Coverage
 from flagprism_torch.config import Config
 from flagprism_torch.errors import InstrumentationError
+from flagprism_torch.hooks.full import FullCollector
+from flagprism_torch.hooks.parameters import Parameters, Tuned
 from flagprism_torch.hooks.tensors import extents, pointer_names, tensor_layouts, tensor_notes
 from flagprism_torch.instrument.twin import LaunchFn, Recipe, Twin, launching
 from flagprism_torch.provenance import callsites
@@ -32,7 +34,9 @@ from flagprism_torch.records.buffers import NoBufferError, RecordBuffers
 from flagprism_torch.records.layout import RECORD_BYTES
 from flagprism_torch.records.ledger import Ledger
 from flagprism_torch.records.model import CallSite, Launch, OpTable, Origin
+from flagprism_torch.records.survivors import Crash, HostBuffers
 from flagprism_torch.records.tensor_log import UNSEEN, TensorLog
+from flagprism_torch.records.watch_buffers import WatchBuffers
 
 SCRATCH_BYTES = 256 << 20  # per-program records of one launch; larger grids share slots
 SHARED_SLOTS = 1024
@@ -54,6 +58,7 @@ _known_lock = threading.RLock()
 
 
 _NOWHERE = Origin()
+_WATCH = Recipe(level=0, max_values=0, histograms=False)
 _UNNAMED = 1024  # tensor arguments of a kernel without a twin
 _STALE = (
     "some generated code comes from a cache entry of other source text: lines and modules that do "
@@ -71,11 +76,16 @@ class Collector:
     def __init__(self, config: Config, names: ModuleNames, coverage: Coverage) -> None:
         self.config, self.names, self.coverage = config, names, coverage
         self.ledger = Ledger()
-        self.buffers = RecordBuffers(self.ledger.add, self._lost)
+        self.buffers: RecordBuffers | HostBuffers = RecordBuffers(self.ledger.add, self._lost)
+        if config.export_on_error:
+            self.buffers = HostBuffers(self.ledger.add, self._lost, lambda c: self.on_crash(c))
         self.tensors = TensorLog()
+        self.parameters = Parameters()
+        self.full = FullCollector(config, coverage)
         self.step = 0
         self.recipe = Recipe(config.level, config.max_values, config.histograms,
-                             addr_level=config.addr_level, guard=config.guard)  # fmt: skip
+                             addr_level=config.addr_level, guard=config.guard,
+                             early=config.export_on_error)  # fmt: skip
         shared = min(SHARED_SLOTS, config.record_capacity)
         self.shared_recipe = replace(self.recipe, slots=shared)
         self.numbers = itertools.count()  # of launches, in their order
@@ -90,6 +100,9 @@ class Collector:
         )
         self._reported: set[tuple[str, int]] = set()
         self._wrappers: set[str] = set()
+        self.watch = WatchBuffers(self.ledger.add, self._lost)
+        self.closer: set[str] = set()  # kernels that level 0 looks at more closely from now on
+        self.on_crash: Callable[[Crash], None] = lambda crash: None
         self.on_wrapper: Callable[[str], None] = lambda file: None  # a generated wrapper is new
 
     # -- which launches to record
@@ -121,6 +134,8 @@ class Collector:
         values: Iterable[Any],
         build: Build,
         run: Callable[[Any], Any],
+        generated: bool = False,
+        tuned: Tuned | None = None,
     ) -> tuple[bool, Any]:
         """Launch the twin of `owner`'s `variant`: (True, result), or (False, None) without one.
 
@@ -129,9 +144,16 @@ class Collector:
             values: the arguments of the launch, in the order of the kernel's.
             build: compiles the twin for a recipe.
             run: launches `twin` through its own launcher.
+            generated: whether Inductor wrote the kernel.
+            tuned: benchmarks that were made for this launch, on its arguments.
         """
         self.coverage.saw(kernel)
-        recipe = self.recipe_for(owner)
+        recipe = self.recipe_for(owner, kernel)
+        if recipe.level == 0:
+            twin = self._twin(owner, variant, kernel, recipe, build)
+            if twin is None:
+                return False, None
+            return self._watch(twin, kernel, site, device, stream, run)
         addresses = recipe.addresses
         while True:
             twin = self._twin(owner, variant, kernel, recipe, build)
@@ -145,14 +167,16 @@ class Collector:
                 layouts: tuple[TensorLayout, ...] = ()
                 if addresses:
                     layouts = tensor_layouts(names, values)
-                    call = functools.partial(_with_extents, call, extents(names, layouts))
+                    call = functools.partial(_with_more, call, extents(names, layouts))
                 note = Launch(
                     next(self.numbers), self.step, site, made.table, grid, tensors, layouts
                 )
                 limit = SCRATCH_BYTES // (RECORD_BYTES * made.table.records)
                 if not made.slots and note.programs > min(self.config.record_capacity, limit):
                     raise _GridTooLarge
-                result = self.buffers.launch(note, device, stream, made.slots, call)
+                if self.config.addr_level:
+                    self._check(note, made, values, device, generated, tuned)
+                result = self._launch(note, made, device, stream, values, layouts, call)
                 self.coverage.launches()
                 self.tensors.note(note)
                 return result
@@ -166,11 +190,92 @@ class Collector:
                 return False, None
             except _GridTooLarge:
                 self._large.add(owner)
-                recipe = self.shared_recipe
+                recipe = self.recipe_for(owner, kernel)
 
-    def recipe_for(self, owner: Any) -> Recipe:
+    def _watch(
+        self,
+        twin: Twin,
+        kernel: str,
+        site: CallSite,
+        device: torch.device,
+        stream: int,
+        run: Callable[[Any], Any],
+    ) -> tuple[bool, Any]:
+        """Launch a twin of level 0, as `launch`."""
+
+        def record(made: Twin, grid: tuple[int, int, int], call: LaunchFn) -> Any:
+            def note() -> Launch:
+                return Launch(next(self.numbers), self.step, site, made.table, grid)
+
+            key = (site.key, id(made.table), grid)
+            result = self.watch.watch(key, made.table, note, device, stream, call)
+            self.coverage.launches()
+            return result
+
+        try:
+            with launching(record):
+                return True, run(twin)
+        except NoBufferError as error:
+            self.coverage.passed(kernel, f"no memory for records: {error}")
+            return False, None
+
+    def submit(self) -> None:
+        """Queue the copies of all records so far."""
+        self.buffers.submit()
+        self.watch.submit()
+
+    def poll(self) -> None:
+        """Take in the records that have arrived."""
+        self.buffers.poll()
+        self.watch.poll()
+
+    def drain(self) -> None:
+        """Wait for all records, and take them in."""
+        self.buffers.drain()
+        self.watch.drain()
+
+    def _launch(
+        self,
+        note: Launch,
+        twin: Twin,
+        device: torch.device,
+        stream: int,
+        values: Iterable[Any],
+        layouts: tuple[TensorLayout, ...],
+        call: LaunchFn,
+    ) -> Any:
+        if not twin.full:
+            return self.buffers.launch(note, device, stream, twin.slots, call)
+        values = list(values)
+        layouts = layouts or tensor_layouts(self._pointer_names(twin), values)
+        try:
+            memory, dump = self.full.begin(note, twin, values, layouts, device, stream)
+        except RuntimeError as error:
+            raise NoBufferError(str(error).split("\n")[0]) from error
+        call = functools.partial(_with_more, call, (memory,))
+        try:
+            result = self.buffers.launch(note, device, stream, twin.slots, call)
+        except BaseException:
+            if dump is not None:
+                self.full.failed(dump)
+            raise
+        if dump is not None:
+            self.full.queued(dump)
+        return result
+
+    def _check(self, launch: Launch, *arguments: Any) -> None:
+        try:
+            self.parameters.check(launch, *arguments)
+        except Exception as error:  # a launch must not fail because it cannot be judged
+            name = launch.table.kernel
+            self.coverage.note(f"arguments of {name} not checked: {type(error).__name__}: {error}")
+
+    def recipe_for(self, owner: Any, kernel: str) -> Recipe:
         """What the next launch of `owner` asks of its twin first."""
-        return self.shared_recipe if owner in self._large else self.recipe
+        recipe = self.shared_recipe if owner in self._large else self.recipe
+        if self.config.level == 0:
+            return replace(recipe, level=1) if kernel in self.closer else _WATCH
+        return replace(recipe, full=self.full.request(kernel)) if self.config.level > 1 else recipe
 
     @staticmethod
     def settled(owner: Any, variant: Any, recipe: Recipe) -> bool:
@@ -182,7 +287,7 @@ class Collector:
         names = self._pointers.get(twin)
         if names is None:
             found = pointer_names(twin.kernel.asm.get("ttir", ""))
-            names = self._pointers[twin] = found[:-1]  # the last one is hidden
+            names = self._pointers[twin] = found[: -2 if twin.full else -1]  # the last are hidden
         return names
 
     def _note_unseen(self, kernel: str, site: CallSite, values: Iterable[Any]) -> None:
@@ -227,8 +332,8 @@ class Collector:
 
     def done_before(self) -> int:
         """Steps below this number have all their records in the ledger."""
-        flying = self.buffers.oldest_step()
-        return self.step if flying is None else min(flying, self.step)
+        flying = (self.buffers.oldest_step(), self.watch.oldest_step())
+        return min((step for step in flying if step is not None), default=self.step)
 
     # -- call sites
 
@@ -268,8 +373,8 @@ class Collector:
         self.coverage.passed(launch.table.kernel, f"ran, but its records are lost: {reason}")
 
 
-def _with_extents(call: LaunchFn, known: Sequence[int], buffer: Any) -> Any:
-    return call(buffer, *known)
+def _with_more(call: LaunchFn, more: Sequence[Any], buffer: Any, *behind: Any) -> Any:
+    return call(buffer, *more, *behind)
 
 
 class _Depth:

@@ -61,7 +61,7 @@ def _record(
     stream: Any,
     kwargs: Any,
 ) -> Any:
-    name = autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
+    name = _name(autotuner)
     with collector.benchmarking():
         _tune(autotuner, args, kwargs)
     (launcher,) = autotuner.launchers
@@ -85,11 +85,22 @@ def _record(
     named = (kwargs[name] for name in autotuner.fn.arg_names if name in kwargs)
     values = (*args, *named)
     done, result = collector.launch(
-        autotuner, variant, name, site, device, stream or 0, values, make, run
-    )
+        autotuner, variant, name, site, device, stream or 0, values, make, run,
+        generated=_is_generated(autotuner),
+    )  # fmt: skip
     if done:
         return result
     return original(autotuner, *args, stream=stream, **kwargs)
+
+
+def _name(autotuner: Any) -> str:
+    return autotuner.inductor_meta.get("kernel_name") or autotuner.fn.__name__
+
+
+def _is_generated(autotuner: Any) -> bool:
+    """Whether Inductor wrote the kernel, and not a user whose kernel compiled code calls."""
+    kind = getattr(autotuner, "heuristic_type", None)
+    return getattr(kind, "name", "") != "USER_AUTOTUNE"
 
 
 class _Surrounded:
@@ -165,7 +176,8 @@ def _begin_others(collector: Collector, ahead: Ahead, autotuner: Any, frame: Fra
     if not all(_tuned(other) for other in beside):
         return
     for other in beside:
-        launcher, recipe = other.launchers[0], collector.recipe_for(other)
+        launcher = other.launchers[0]
+        recipe = collector.recipe_for(other, _name(other))
         twin = _config_key(launcher.config), recipe
         if not collector.settled(other, *twin):
             ahead.begin(other, twin, functools.partial(_building, other, launcher, recipe))

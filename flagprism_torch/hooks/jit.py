@@ -3,16 +3,23 @@
 Relied on (triton/runtime/jit.py: 3.6.0 :695, 3.7.1 :708, 3.8.0 :725, 3.9.0 :733): `run(*args, grid,
 warmup, **kwargs)`; with `warmup=True` it compiles, runs the pre-run hooks and returns the kernel
 without launching; `device_caches[device]` ends with (target, backend, binder); `_pack_args`.
+
+`Autotuner.run` (triton/runtime/autotuner.py: 3.6.0 to 3.9.0) calls `_bench` for each configuration,
+on the arguments of the launch, and then launches the best one; its own hooks restore what
+`restore_value` names and zero `reset_to_zero`, unless the user gave others.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from flagprism_torch.hooks.collector import Collector
+from flagprism_torch.hooks.parameters import Tuned
 from flagprism_torch.hooks.patches import Patches
 from flagprism_torch.instrument.twin import Building, Recipe, Twin
 
@@ -26,16 +33,63 @@ def install(patches: Patches, collector: Collector) -> None:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    patches.replace(JITFunction, "run", lambda original: _run(original, collector))
-    patches.replace(Autotuner, "_bench", lambda original: _bench(original, collector))
+    tunings = _Tunings()
+    patches.replace(Autotuner, "run", lambda original: _tuned_run(original, tunings))
+    patches.replace(Autotuner, "_bench", lambda original: _bench(original, collector, tunings))
     patches.replace(CompiledKernel, "__getitem__", lambda original: _getitem(original, collector))
+    patches.replace(JITFunction, "run", lambda original: _run(original, collector, tunings))
     if hasattr(InterpretedFunction, "run"):
         patches.replace(
             InterpretedFunction, "run", lambda original: _interpreted(original, collector)
         )
 
 
-def _run(original: Any, collector: Collector) -> Any:
+@dataclass
+class _Tuning:
+    """A call of an autotuner. `launches`: benchmarks so far."""
+
+    autotuner: Any
+    benchmarks: bool = False
+    launches: int = 0
+
+    def of(self, fn: Any) -> Tuned | None:
+        """What was done to the arguments of `fn`'s launch; None: nothing, or unknown."""
+        tuner = self.autotuner
+        if not self.launches or _kernel_of(tuner) is not fn or len(tuner.configs) < 2:
+            return None
+        hooks = [getattr(config, "pre_hook", None) for config in tuner.configs]
+        own = (getattr(tuner, f"user_defined_{which}_hook", True) for which in ("pre", "post"))
+        kept = [getattr(tuner, name, None) for name in ("restore_value", "reset_to_zero")]
+        if any(hooks) or any(own) or None in kept:
+            return None
+        return Tuned(self.launches, frozenset(name for names in kept for name in names or ()))
+
+
+class _Tunings(threading.local):
+    """The innermost call of an autotuner in this thread."""
+
+    current: _Tuning | None = None
+
+
+def _kernel_of(tuner: Any) -> Any:
+    while hasattr(tuner, "fn") and not hasattr(tuner, "device_caches"):
+        tuner = tuner.fn
+    return tuner
+
+
+def _tuned_run(original: Any, tunings: _Tunings) -> Any:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outer = tunings.current
+        tunings.current = _Tuning(self)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            tunings.current = outer
+
+    return run
+
+
+def _run(original: Any, collector: Collector, tunings: _Tunings) -> Any:
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         name = self.fn.__name__
         if str(self.module).startswith(_OWN):
@@ -45,14 +99,23 @@ def _run(original: Any, collector: Collector) -> Any:
             reason = "no grid"
         if reason is not None:
             collector.coverage.passed(name, reason)
+            if tunings.current is not None and tunings.current.benchmarks and not warmup:
+                tunings.current.launches += 1
             return original(self, *args, grid=grid, warmup=warmup, **kwargs)
-        return _record(original, collector, self, args, grid, kwargs)
+        tuned = tunings.current.of(self) if tunings.current is not None else None
+        return _record(original, collector, self, args, grid, kwargs, tuned)
 
     return run
 
 
 def _record(
-    original: Any, collector: Collector, fn: Any, args: Any, grid: Any, kwargs: dict[str, Any]
+    original: Any,
+    collector: Collector,
+    fn: Any,
+    args: Any,
+    grid: Any,
+    kwargs: dict[str, Any],
+    tuned: Tuned | None,
 ) -> Any:
     from triton import knobs
     from triton.compiler import CompiledKernel
@@ -97,7 +160,9 @@ def _record(
     frame = _user_frame(sys._getframe(2))
     site = collector.site(name, frame)
     where = torch_device(driver.active)
-    done, _ = collector.launch(kernel, None, name, site, where, stream, values, make, run)
+    done, _ = collector.launch(
+        kernel, None, name, site, where, stream, values, make, run, tuned=tuned
+    )
     if not done:
         # the pre-run hooks ran already: launch the compiled kernel itself
         kernel.run(
@@ -127,10 +192,17 @@ def _user_frame(frame: Any) -> Any:
     return frame
 
 
-def _bench(original: Any, collector: Collector) -> Any:
+def _bench(original: Any, collector: Collector, tunings: _Tunings) -> Any:
     def _bench(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with collector.benchmarking():
-            return original(self, *args, **kwargs)
+        tuning = tunings.current
+        if tuning is not None:
+            tuning.benchmarks = True
+        try:
+            with collector.benchmarking():
+                return original(self, *args, **kwargs)
+        finally:
+            if tuning is not None:
+                tuning.benchmarks = False
 
     return _bench
 

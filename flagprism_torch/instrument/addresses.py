@@ -97,6 +97,12 @@ def beyond(low, high, lowest, highest):
 
 
 @triton.jit
+def any_lane(found):
+    """Whether any lane is true, i1."""
+    return tl.reduce(found.to(tl.int32), 0, higher_of) != 0
+
+
+@triton.jit
 def as_doubt(found):
     """Of i1 [T], what a round takes for a doubt (instrument.values): NaN where true, else 0."""
     return tl.where(found, float("nan"), 0.0)

@@ -30,11 +30,13 @@ from flagprism_torch.instrument.accesses import Access, accesses_of
 from flagprism_torch.instrument.checks import REAL, Check, bearing
 from flagprism_torch.instrument.codegen import triton_dtype
 from flagprism_torch.instrument.facts import ATOMICS, LOADS, STORES, Facts
+from flagprism_torch.instrument.full_text import Full, FullRequest, choose
 from flagprism_torch.instrument.hosting import host
 from flagprism_torch.instrument.lanes import Lanes, Live
 from flagprism_torch.instrument.optable import Chosen, entries_of, table_of
 from flagprism_torch.instrument.record import Place, Record, place_of, statement_of
 from flagprism_torch.instrument.silent import silent_checks
+from flagprism_torch.instrument.trace import points_of, stops_of
 from flagprism_torch.ir.masks import ALL, NONE, UNKNOWN, Mask, implied_by, is_constant, leaf
 from flagprism_torch.ir.module import Module, Op, Value
 from flagprism_torch.records.model import OpTable
@@ -51,13 +53,16 @@ _FROM_INT = ("arith.sitofp", "arith.uitofp")
 @dataclass(frozen=True)
 class Plan:
     """`records` in the order of their numbers; `watches` have no record; `checks` and `accesses` by
-    number."""
+    number; `stops`: operations with a trace point (instrument.trace); `full`: what is written down
+    lane by lane."""
 
     records: tuple[Record, ...]
     watches: tuple[Record, ...]
     checks: tuple[Check, ...]
     accesses: tuple[Access, ...]
+    stops: tuple[Op, ...]
     table: OpTable
+    full: Full | None = None
 
 
 def make_plan(
@@ -67,6 +72,9 @@ def make_plan(
     histograms: bool,
     stores_only: bool = False,
     addresses: bool = False,
+    trace: bool = False,
+    full: FullRequest | None = None,
+    offsets: bool = False,
 ) -> Plan:
     """Choose the values of the module's kernel.
 
@@ -76,8 +84,35 @@ def make_plan(
         histograms: whether stored values get a histogram block.
         stores_only: leave out everything that is not written to memory.
         addresses: whether accesses get records of where they go.
+        trace: whether programs say how far they came.
+        full: what is to be written down lane by lane, `offsets` too if the backend can tell them.
     """
-    return _Planner(module, signature, max_values, histograms, stores_only).plan(addresses)
+    planner = _Planner(module, signature, max_values, histograms, stores_only)
+    return planner.plan(addresses, trace, full, offsets)
+
+
+def values_to_watch(
+    module: Module, signature: Mapping[str, Any]
+) -> tuple[list[Chosen], dict[str, int]]:
+    """The floats of the kernel for level 0 (instrument.watch), each once, in program order, with
+    all its roles ("value+store"), and reason -> number of those left out."""
+    planner = _Planner(module, signature, 0, False, False)
+    found: dict[Any, Chosen] = {}
+    left_out = 0
+    for one in (each for op in planner.ops for each in planner._values(op)):
+        if not one.record.real:
+            continue
+        if one.label in ("valid", "unknown"):
+            left_out += 1
+            continue
+        known = found.setdefault(_group(one.record), one)
+        if one.role not in known.role:  # what is loaded, or computed, is stored as it is
+            role, pointer = f"{known.role}+{one.role}", known.pointer or one.pointer
+            found[_group(one.record)] = replace(known, role=role, pointer=pointer)
+    reasons = {name: n for name, n in planner.left_out.items() if name != "index arithmetic"}
+    if left_out:
+        reasons["need of lanes unknown"] = left_out
+    return list(found.values()), reasons
 
 
 class _Planner:
@@ -97,7 +132,7 @@ class _Planner:
         self.lanes = Lanes(module)
         self.left_out: Counter[str] = Counter()
 
-    def plan(self, addresses: bool) -> Plan:
+    def plan(self, addresses: bool, trace: bool, full: FullRequest | None, offsets: bool) -> Plan:
         chosen = [found for op in self.ops for found in self._values(op)]
         if self.stores_only:
             everything, chosen = chosen, [c for c in chosen if c.role in ("store", "atomic")]
@@ -129,8 +164,20 @@ class _Planner:
         table = table_of(self.entry, rows, checks, self.ops, self.histograms, dict(self.left_out))
         table = replace(table, accesses=entries_of(accesses, len(records), rows))
         records += [_of_offsets(access) for access in accesses]
+        stops = tuple(stops_of(self.ops)) if trace else ()
+        table = replace(table, trace=points_of(stops))
+        chosen_full = None
+        if full is not None:
+            chosen_full = choose(self.module, self.ops, rows, table.ops, accesses, full, offsets)
+            table = replace(table, full=chosen_full.plan)
         return Plan(
-            _without_crowding(records), tuple(watches), tuple(checks), tuple(accesses), table
+            _without_crowding(records),
+            tuple(watches),
+            tuple(checks),
+            tuple(accesses),
+            stops,
+            table,
+            chosen_full,
         )
 
     def _within_limit(self, chosen: list[Chosen]) -> set[Any]:

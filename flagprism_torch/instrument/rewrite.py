@@ -13,15 +13,17 @@ from types import MappingProxyType
 from typing import Any
 
 from flagprism_torch.instrument import addresses as offsets_of
-from flagprism_torch.instrument import histograms, values, whole, words
+from flagprism_torch.instrument import histograms, trace, values, whole, words
+from flagprism_torch.instrument.accesses import Access
 from flagprism_torch.instrument.address_text import GUARDED, AddressText
 from flagprism_torch.instrument.check_text import CheckText
 from flagprism_torch.instrument.codegen import RECORDS, ProbeText
+from flagprism_torch.instrument.full_text import FullText
 from flagprism_torch.instrument.insertions import HIDDEN, Insertions
 from flagprism_torch.instrument.mask_operand import MaskOperands
 from flagprism_torch.instrument.nests import Accumulator, Nests
 from flagprism_torch.instrument.plan import Plan
-from flagprism_torch.instrument.record import Place, Record
+from flagprism_torch.instrument.record import Place, Record, place_of
 from flagprism_torch.instrument.rounds import ROLES, Member, Rounds
 from flagprism_torch.instrument.silent_text import SilentText
 from flagprism_torch.ir.masks import ALL, UNKNOWN, Mask
@@ -48,6 +50,7 @@ def instrument(
     slots: int,
     addresses: bool = False,
     guard: bool = False,
+    early: bool = False,
     moves: Mapping[int, tuple[str, str]] = MappingProxyType({}),
 ) -> str:
     """The module's text with the plan's records and the hidden arguments.
@@ -57,17 +60,21 @@ def instrument(
         slots: 0 if every program has a slot of its own, else the number of shared slots.
         addresses: whether the kernel takes extents (instrument.address_text).
         guard: whether accesses outside of their tensors are masked off.
+        early: whether lanes outside are counted before each access.
         moves: as in backends.profile.
     """
-    rewriter = _Rewriter(plan, Insertions(module, probes, moves), threads, slots)
+    rewriter = _Rewriter(plan, Insertions(module, probes, moves), threads, slots, early)
     if addresses:
         rewriter.accesses(guard)
+    if plan.full is not None:
+        rewriter.full_values()
     return rewriter.text()
 
 
 class _Rewriter:
-    def __init__(self, plan: Plan, new: Insertions, threads: int, slots: int) -> None:
+    def __init__(self, plan: Plan, new: Insertions, threads: int, slots: int, early: bool) -> None:
         self.plan, self.new, self.threads, self.slots = plan, new, threads, slots
+        self.early = early
         self.nests = Nests(self.new)
         self.rounds = Rounds(self.new, self.nests)
         self.masks = MaskOperands(self.new)
@@ -79,6 +86,7 @@ class _Rewriter:
         self.checks = CheckText(new.module.entry, new, self.masks, plan.checks, histogram_words,
                                 plan.table.check_records)  # fmt: skip
         self.addresses = AddressText(new, self.masks)
+        self.full: FullText | None = None
 
     def accesses(self, guard: bool) -> None:
         """Define where accesses go, before anything is said about it."""
@@ -87,6 +95,12 @@ class _Rewriter:
             self.addresses.define(access)
             if guard and access.arguments and access.op.name in GUARDED:
                 self.addresses.guard(access)
+
+    def full_values(self) -> None:
+        """Take the memory for full values, behind the extents."""
+        assert self.plan.full is not None
+        self.full = FullText(self.new, self.masks, self.plan.full)
+        self.full.begin(self.addresses)
 
     def text(self) -> str:
         constants = {"OFFSET": self.offset, "OPS": len(self.plan.records), "SLOTS": self.slots}
@@ -101,6 +115,8 @@ class _Rewriter:
         for watch in self.plan.watches:
             self._watch(watch)
         for number, access in enumerate(self.plan.accesses):
+            if self.early and access.arguments:
+                self._count_early(access)
             self.addresses.sample(
                 access, self.plan.table.sample(number), self.checks.base, self.program
             )
@@ -114,6 +130,9 @@ class _Rewriter:
             for place, final in self.finals:
                 if place.loops == nest:
                     self._total(place, final, results)
+        if self.full is not None:
+            self.full.write(self.program)
+        trace.write(self.new, self.plan.stops, self.program, constants)
         self.nests.close()
         return self.new.text()
 
@@ -204,7 +223,7 @@ class _Rewriter:
     def _bound(self, record: Record, member: Member, iteration: tuple[str, Type]) -> None:
         """Let the extremes of an access ask for a count of the lanes outside."""
         access = record.access
-        if access is None or not access.arguments:
+        if access is None or not access.arguments or self.early:
             return
         number = self.plan.table.bounds(self.plan.accesses.index(access))
 
@@ -220,7 +239,7 @@ class _Rewriter:
     ) -> None:
         """The same for an access in a loop, at each execution."""
         access = record.access
-        if access is None or not access.arguments:
+        if access is None or not access.arguments or self.early:
             return
         found = self.addresses.is_beyond(access, parts, out)
         doubt = self.new.probe(offsets_of.as_doubt, [found], {}, out)
@@ -228,6 +247,28 @@ class _Rewriter:
         member = Member(record.line, value, value[1].numel // threads, partials)
         self._bound(record, member, self._iteration(record))
         self.rounds.add(record.op.block, threads, True, member)
+
+    def _count_early(self, access: Access) -> None:
+        """Count lanes outside before the access, which may be the last that the program does."""
+        block, out, line = access.op.block, self.new.at(access.op.line - 1), access.op.line - 1
+        offsets = self.new.tile(access.offsets, out)
+        threads = min(self.threads, offsets[1].numel)
+        mask, masked = self.masks.operand(access.mask, offsets[1], block, line, out)
+        constants = {"MASKED": masked, "T": threads}
+        made = self.new.probe(offsets_of.offset_partials, [offsets, mask], constants, out)
+        kind = tensor_type((threads,), "i64")
+        found = self.addresses.is_beyond(access, [(f"{made}#0", kind), (f"{made}#1", kind)], out)
+        trigger = self.new.probe(offsets_of.any_lane, [found], {}, out)
+        number = self.plan.table.bounds(self.plan.accesses.index(access))
+        place = place_of(block)
+        iteration = (self.new.integer("i64", 0), _I64)
+        if place.repeated:
+            iteration = self._unknown_iteration(access.offsets.type)
+        elif place.loops:
+            counter = self.nests.counter(place.loops)
+            iteration = (counter.inside(len(place.loops) - 1), _I64)
+        self.addresses.count(access, number, trigger, iteration, self.checks.base, self.program,
+                             line, out)  # fmt: skip
 
     def _watch(self, record: Record) -> None:
         """Checks of values that have no record."""

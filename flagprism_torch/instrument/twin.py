@@ -40,16 +40,21 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.cache import get_cache_manager
 
-from flagprism_torch.backends.profile import profile_of
+from flagprism_torch.backends.profile import Profile, profile_of
 from flagprism_torch.errors import InstrumentationError
 from flagprism_torch.instrument.address_text import pointers_of
 from flagprism_torch.instrument.codegen import ProbeText, parse_module
 from flagprism_torch.instrument.facts import members
-from flagprism_torch.instrument.plan import make_plan
+from flagprism_torch.instrument.full_text import FullRequest
+from flagprism_torch.instrument.hints import hints
+from flagprism_torch.instrument.plan import make_plan, values_to_watch
 from flagprism_torch.instrument.rewrite import HIDDEN, instrument
+from flagprism_torch.instrument.watch_text import watch_table, watched
 from flagprism_torch.ir.module import Module
 from flagprism_torch.records.address_model import AccessEntry
-from flagprism_torch.records.model import CheckEntry, OpEntry, Operand, OpTable
+from flagprism_torch.records.full_model import FullPlan
+from flagprism_torch.records.hint_model import Hint
+from flagprism_torch.records.model import CheckEntry, OpEntry, Operand, OpTable, TracePoint
 
 _TABLE_FILE = "flagprism.json"
 # hash of a twin's binary -> its table: threads that compile one kernel at the same time get several
@@ -61,7 +66,9 @@ _lock = threading.Lock()  # for the two above, never held while something is com
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a twin records. `slots`: 0 for one slot per program, else the number of shared slots."""
+    """What a twin records. `slots`: 0 for one slot per program, else the number of shared slots.
+    `early`: what may be the last that a program does is noted before it (instrument.trace). `full`:
+    what is written down lane by lane."""
 
     level: int
     max_values: int
@@ -70,19 +77,23 @@ class Recipe:
     stores_only: bool = False
     addr_level: int = 0
     guard: bool = False
+    early: bool = False
+    full: FullRequest | None = None
 
     @property
     def addresses(self) -> bool:
         """Whether the twin looks at addresses, and takes extents (instrument.address_text)."""
-        return self.addr_level > 0 or self.guard
+        return self.addr_level > 0 or self.guard or self.early
 
     def key(self) -> str:
         return f"{self}-{_sources_hash()}"
 
     def steps(self) -> list[Recipe]:
         """This recipe, then cheaper ones (Note [Stepping down])."""
-        fewer = [replace(self, max_values=n) for n in (16, 4) if n < self.max_values]
-        return [self, *fewer, replace(self, stores_only=True)]
+        plain = replace(self, full=None)
+        fewer = [replace(plain, max_values=n) for n in (16, 4) if n < self.max_values]
+        whole = [self] if self.full is None else [self, plain]
+        return [*whole, *fewer, replace(plain, stores_only=True)]
 
 
 @functools.lru_cache(1)
@@ -119,6 +130,8 @@ class TwinSource(ASTSource):
         self.hidden = {hidden: "*i32"}
         if recipe.addresses:
             self.hidden |= {f"{hidden}_extent{n}": "i64" for n in range(_pointers(signature))}
+        if recipe.full is not None:
+            self.hidden[f"{hidden}_values"] = "*i32"
         self.fn.arg_names = [*fn.arg_names, *self.hidden]
         self.signature = {**signature, **self.hidden}
         self.table: OpTable | None = None
@@ -153,6 +166,8 @@ class TwinSource(ASTSource):
         module = stages["ttir"](module, {})
         text = Module(module.str() if hasattr(module, "str") else str(module))
         recipe, profile = self._recipe, profile_of(target.backend)
+        if recipe.level == 0:
+            return self._watched(text, backend, options, profile, context)
         plan = make_plan(
             text,
             self._plain_signature,
@@ -160,12 +175,19 @@ class TwinSource(ASTSource):
             recipe.histograms,
             stores_only=recipe.stores_only,
             addresses=recipe.addresses and profile.pointer_to_int,
+            trace=recipe.early,
+            full=recipe.full,
+            offsets=profile.pointer_to_int,
         )
-        if recipe.addresses and len(pointers_of(text.entry)) != len(self.hidden) - 1:
+        extents = sum(kind == "i64" for kind in self.hidden.values())
+        if recipe.addresses and len(pointers_of(text.entry)) != extents:
             raise InstrumentationError("pointers of the kernel are not those of its signature")
         if not plan.records:
             raise InstrumentationError("no value to record")
         self.table = plan.table
+        if recipe.addr_level:
+            found = hints(text, getattr(options, "num_stages", 1))
+            self.table = replace(plan.table, hints=found)
         probes = ProbeText(backend, options)
         written = instrument(
             text,
@@ -175,15 +197,32 @@ class TwinSource(ASTSource):
             slots=recipe.slots,
             addresses=recipe.addresses,
             guard=recipe.guard,
+            early=recipe.early,
             moves=profile.moves,
         )
         result = parse_module(written, context)
         limit = profile.registers(options, "scf.for" in written, "tt.dot " in written)
         if limit is not None:  # what CUDABackend.make_ttgir does with the option `maxnreg`
             result.set_attr("ttg.maxnreg", ir.builder(context).get_int32_attr(limit))
-        if not result.verify():
-            raise InstrumentationError("the instrumented module does not verify")
-        return result
+        return _verified(result)
+
+    def _watched(
+        self, text: Module, backend: Any, options: Any, profile: Profile, context: Any
+    ) -> Any:
+        """The module of a level 0 twin."""
+        chosen, left_out = values_to_watch(text, self._plain_signature)
+        if not chosen:
+            raise InstrumentationError("no float value to watch")
+        self.table = watch_table(text, chosen, left_out)
+        threads, probes = profile.threads(options), ProbeText(backend, options)
+        written = watched(text, chosen, probes, threads, profile.moves)
+        return _verified(parse_module(written, context))
+
+
+def _verified(module: Any) -> Any:
+    if not module.verify():
+        raise InstrumentationError("the instrumented module does not verify")
+    return module
 
 
 def _pointers(signature: Mapping[str, Any]) -> int:
@@ -195,13 +234,15 @@ def _pointers(signature: Mapping[str, Any]) -> int:
 @dataclass(eq=False)
 class Twin:
     """A loaded twin. `reason` says why it records less than asked, "" if it does not; `launcher` is
-    for hooks whose kernels have launchers of their own."""
+    for hooks whose kernels have launchers of their own; `full`: whether it takes memory for full
+    values behind the extents."""
 
     kernel: Any
     table: OpTable
     slots: int
     reason: str = ""
     launcher: Any = None
+    full: bool = False
 
 
 LaunchFn = Callable[..., Any]  # (record buffer, *extents)
@@ -242,6 +283,7 @@ class Building:
     ) -> None:
         self._kernel = (fn, signature, constants, attrs, target, options)
         self._steps = recipe.steps()
+        self._asked = replace(recipe, full=None)
         self._reasons: list[str] = []
         self._compiled: tuple[Any, OpTable] | None = None  # what `_steps[0]` gave
         self._lock = threading.Lock()  # a launch waits here for a thread that compiles
@@ -267,13 +309,15 @@ class Building:
                 break
             step = self._steps[0]
             try:
-                twin = _load(*self._compiled, step.slots)
+                twin = _load(*self._compiled, step)
             except Exception as error:
                 self._compiled = None
                 self._step_down(error)
                 continue
             if self._reasons:
                 what = "stored values only" if step.stores_only else f"{step.max_values} values"
+                if step == self._asked:
+                    what = "no full values"
                 twin.reason = f"{what} ({self._reasons[0]})"
             return twin
         reasons = self._reasons
@@ -283,7 +327,8 @@ class Building:
 
     def _step_down(self, error: Exception) -> None:
         self._reasons.append(_reason(error))
-        final = isinstance(error, InstrumentationError)  # fewer probes would not help
+        # fewer probes would not help
+        final = isinstance(error, InstrumentationError) and self._steps[0].full is None
         self._steps = [] if final else self._steps[1:]
 
 
@@ -318,9 +363,9 @@ def _turn(key: str) -> threading.Lock:
         return _compiling.setdefault(key, threading.Lock())
 
 
-def _load(kernel: Any, table: OpTable, slots: int) -> Twin:
+def _load(kernel: Any, table: OpTable, recipe: Recipe) -> Twin:
     """Load the binary; OutOfResources surfaces here."""
-    twin = Twin(kernel, table, slots)
+    twin = Twin(kernel, table, recipe.slots, full=recipe.full is not None)
     inner = kernel.run
 
     def run(g0: int, g1: int, g2: int, stream: Any, function: Any, *rest: Any) -> Any:
@@ -360,7 +405,12 @@ def _load_table(store: Any) -> OpTable | None:
         for check in data.pop("checks")
     )
     accesses = tuple(AccessEntry(**_fields(access)) for access in data.pop("accesses"))
-    return OpTable(**data, ops=ops, checks=checks, accesses=accesses)
+    trace = tuple(TracePoint(**point) for point in data.pop("trace"))
+    hinted = tuple(Hint(**_fields(hint)) for hint in data.pop("hints"))
+    full = FullPlan.from_json(data.pop("full"))
+    return OpTable(
+        **data, ops=ops, checks=checks, accesses=accesses, trace=trace, hints=hinted, full=full
+    )
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:

@@ -16,13 +16,29 @@ SIGN = tl.constexpr(-0x8000000000000000)
 
 
 @triton.jit
-def slot(records, OFFSET: tl.constexpr, OPS: tl.constexpr, SLOTS: tl.constexpr):
-    """(pointer to this program's slot, linear program id). SLOTS > 0: programs share that many.
-    OFFSET: words before the first slot (histograms)."""
-    program = tl.program_id(0).to(tl.int64) + tl.num_programs(0).to(tl.int64) * (
+def programs():
+    """How many programs the launch has, int64."""
+    return (
+        tl.num_programs(0).to(tl.int64)
+        * tl.num_programs(1).to(tl.int64)
+        * tl.num_programs(2).to(tl.int64)
+    )
+
+
+@triton.jit
+def program_id():
+    """The linear program id, x fastest, int64."""
+    return tl.program_id(0).to(tl.int64) + tl.num_programs(0).to(tl.int64) * (
         tl.program_id(1).to(tl.int64)
         + tl.num_programs(1).to(tl.int64) * tl.program_id(2).to(tl.int64)
     )
+
+
+@triton.jit
+def slot(records, OFFSET: tl.constexpr, OPS: tl.constexpr, SLOTS: tl.constexpr):
+    """(pointer to this program's slot, linear program id). SLOTS > 0: programs share that many.
+    OFFSET: words before the first slot (histograms)."""
+    program = program_id()
     index = program
     if SLOTS > 0:
         index = program % SLOTS

@@ -61,6 +61,21 @@ class Downstream:
         return self._bits.get(id(value), 0)
 
 
+class Upstream:
+    """Which values some marked values can enter, themselves included; edges as in Downstream."""
+
+    def __init__(self, ops: Iterable[Op], marks: Iterable[Value]) -> None:
+        self._entered = {id(value) for value in marks}
+        ways = [(s, t) for op in ops for s, t in edges(op) if _carries(t) and _carries(s)]
+        size = -1
+        while size != len(self._entered):
+            size = len(self._entered)
+            self._entered |= {id(t) for s, t in ways if id(s) in self._entered}
+
+    def of(self, value: Value) -> bool:
+        return id(value) in self._entered
+
+
 def _carries(value: Value) -> bool:
     """Whether a value can hold a float, be it as bits."""
     return not value.type.is_pointer and value.type.element not in ("i1", "index")

@@ -54,6 +54,10 @@ lane of the first program's first execution, the offset of the last active lane 
 program's last execution, and three strides in bytes, of the last axis, the one before, and the one
 before that. Flags: 1, the first is known; 2, the last is known; 4, the lanes that strides were
 measured at were active; 8, all active lanes of that execution lie where the strides say.
+
+Note [Watch record]
+At level 0 each watched value has one check record: programs that met a NaN there, programs that met
+an infinity, and the first place of each, without a lane.
 """
 
 from __future__ import annotations

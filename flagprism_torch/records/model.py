@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from flagprism_torch.records.address_model import AccessEntry, TensorLayout
+from flagprism_torch.records.full_model import NO_PLAN, FullPlan
+from flagprism_torch.records.hint_model import Hint
 
 Phase = Literal["forward", "backward", "optimizer", "none"]
 NO_MODULE = "<none>"
@@ -70,7 +72,8 @@ class CheckEntry:
     for the cause (analysis.causes). `mask`: the lanes that are examined: "needed", "all" (all are
     needed) or "unknown" (need not known, all examined). `op_id`: the entry of the value itself, -1
     if it has none. `reaches`: op ids whose values the result can enter, its own included; `leads`:
-    checks with an operand that the result can enter.
+    checks with an operand that the result can enter. `pointer`: of a "watch" (level 0), the kernel
+    argument that the value is loaded or stored through; its `rule` are its roles, "load+store".
     """
 
     kind: str
@@ -87,6 +90,7 @@ class CheckEntry:
     op_id: int = -1
     reaches: tuple[int, ...] = ()
     leads: tuple[int, ...] = ()
+    pointer: str | None = None
 
     @property
     def numel(self) -> int:
@@ -95,8 +99,24 @@ class CheckEntry:
 
 
 @dataclass(frozen=True)
+class TracePoint:
+    """Where a program may be stopped: before the operation `op` of a statement; "" and line 0 for
+    the end of the kernel (instrument.trace)."""
+
+    file: str
+    line: int
+    statement: str
+    op: str
+
+    @property
+    def is_end(self) -> bool:
+        return not self.line
+
+
+@dataclass(frozen=True)
 class OpTable:
-    """What the records of one twin mean. `left_out`: reason -> number of values without a probe."""
+    """What the records of one twin mean. `left_out`: reason -> number of values without a probe;
+    `full`: what it writes down lane by lane."""
 
     kernel: str
     file: str
@@ -105,6 +125,9 @@ class OpTable:
     left_out: Mapping[str, int] = field(default_factory=dict)
     checks: tuple[CheckEntry, ...] = ()
     accesses: tuple[AccessEntry, ...] = ()
+    trace: tuple[TracePoint, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    full: FullPlan = NO_PLAN
 
     @functools.cached_property
     def records(self) -> int:
@@ -351,8 +374,11 @@ class Row:
 
 
 # what `Anomaly.details` counts for kinds other than nan and inf
-COUNTED = ("oob_lanes", "undefined_lanes", "wrapped_lanes", "lost_additions", "saturated_lanes",
-           "operand_lanes_not_tf32")  # fmt: skip
+COUNTED = ("oob_lanes", "undefined_lanes", "wrapped_lanes", "lost_additions",
+           "saturated_lanes", "operand_lanes_not_tf32")  # fmt: skip
+
+# kinds that are about an argument, not about lanes
+OF_ARGUMENTS = ("noncontiguous_argument", "config_dependent", "autotune_mutation", "parameter")
 
 
 @dataclass(frozen=True)
@@ -393,9 +419,18 @@ class Anomaly:
     def extent(self) -> str:
         """How much is concerned: "48 of 4800 lanes" (of all lanes if some are padding), or what
         `details` counts: "12 undefined lanes"."""
+        if self.kind == "crash":
+            here = [stop["programs"] for stop in self.details["reached"][:1]]
+            return f"{sum(here)} of {self.details['programs']} programs stopped here"
+        for thing in ("program", "execution"):  # of the watch, which knows no lanes
+            bad = self.details.get(f"bad_{thing}s")
+            if bad is not None:
+                return f"{bad} {thing}{'s' * (bad != 1)}"
         for name in COUNTED:
             if name in self.details:
                 return f"{self.details[name]} {name.replace('_', ' ')}"
+        if self.kind in OF_ARGUMENTS:
+            return f"argument {self.details['argument']}" if "argument" in self.details else "-"
         infinite = self.counts["posinf"] + self.counts["neginf"]
         bad = infinite if self.kind == "inf" else self.counts["nan"]
         return f"{bad} of {self.counts['lanes' if self.counts['padding'] else 'live']} lanes"
@@ -403,11 +438,12 @@ class Anomaly:
     def __str__(self) -> str:
         where = ""
         if self.program is not None:
-            where = f", first at program {self.program} lane {self.lane}"
+            where = f", first at program {self.program}"
+            where += f" lane {self.lane}" if self.lane is not None else ""
             if self.iteration:
                 where += f" iteration {self.iteration}"
         model = f"{_short(self.model_file)}:{self.model_line}" if self.model_file else "-"
-        place = f"{self.kernel} | {self.statement}"
+        place = f"{self.kernel} | {self.statement or '-'}"
         return (
             f"{self.verdict.upper()} {self.kind} | {self.module} | {self.aten or '-'} | {model} | "
             f"{place} | {self.extent}{where}"

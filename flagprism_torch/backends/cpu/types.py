@@ -108,8 +108,7 @@ def _fp8_values(elem: str) -> Array:
 
 
 def to_memory(x: Array, elem: str) -> Array:
-    """Register -> memory format. Float32 to fp8 saturates (also infinities), like NVIDIA's
-    `cvt.rn.satfinite` that Triton emits (third_party/nvidia ElementwiseOpToLLVM.cpp)."""
+    """Register -> memory format."""
     if elem == "bf16":
         import torch
 
@@ -119,9 +118,7 @@ def to_memory(x: Array, elem: str) -> Array:
     if elem in _FP8:
         import torch
 
-        limit = np.float32(_FP8_MAX[elem])
-        clipped = np.clip(x, -limit, limit)  # keeps NaN
-        bytes_: Array = torch_view(clipped).to(getattr(torch, _FP8[elem])).view(torch.uint8).numpy()
+        bytes_: Array = torch_view(x).to(getattr(torch, _FP8[elem])).view(torch.uint8).numpy()
         return bytes_
     return x.astype(memory_dtype(elem), copy=False)
 
@@ -138,14 +135,17 @@ def from_memory(m: Array, elem: str) -> Array:
 
 
 def round_to(x: Array, elem: str) -> Array:
-    """Round a float32 register to the nearest value of `elem` where the type is narrower."""
+    """Round a float32 register to the nearest value of `elem` where the type is narrower. Fp8
+    saturates (also infinities), like NVIDIA's `cvt.rn.satfinite` that Triton emits
+    (third_party/nvidia ElementwiseOpToLLVM.cpp)."""
     if elem == "bf16":
         import torch
 
         rounded: Array = torch_view(x).to(torch.bfloat16).float().numpy()
         return rounded
     if elem in _FP8:
-        return from_memory(to_memory(x, elem), elem)
+        limit = np.float32(_FP8_MAX[elem])
+        return from_memory(to_memory(np.clip(x, -limit, limit), elem), elem)  # keeps NaN
     return x
 
 
