@@ -16,6 +16,7 @@ from typing import Any
 
 from ..records.address_model import AccessEntry
 from ..records.model import Anomaly, Block, Outside
+from .anomalies import First, anomaly
 from .chains import Chain
 from .places import index_of, layout_of
 from .reach import owner
@@ -27,9 +28,9 @@ def outside(step: int, block: Block) -> Iterator[Chain]:
     """The anomalies of a block's accesses, in their order."""
     for number, found in block.outside.items():
         access = block.table.accesses[number]
-        anomaly = _anomaly(step, block, access, found)
-        order = (2, anomaly.launch, number, anomaly.kernel, anomaly.site)
-        yield Chain(anomaly, order, block.table.bounds(number))
+        one = _anomaly(step, block, access, found)
+        order = (2, one.launch, number, one.kernel, one.site)
+        yield Chain(one, order, block.table.bounds(number))
 
 
 def explains(found: Chain, loaded: Chain) -> bool:
@@ -45,55 +46,33 @@ def with_loaded(found: Chain, loaded: Chain) -> Chain:
     kept = {name: loaded.anomaly.details[name] for name in ("passed", "visible", "stored_nan")
             if name in loaded.anomaly.details}  # fmt: skip
     counts = {**found.anomaly.counts, "nan": loaded.anomaly.counts["nan"]}
-    anomaly = dataclasses.replace(
+    whole = dataclasses.replace(
         found.anomaly,
         counts=MappingProxyType(counts),
         details=MappingProxyType({**found.anomaly.details, **kept}),
     )
-    return dataclasses.replace(loaded, anomaly=anomaly, check=found.check, hidden=False)
+    return dataclasses.replace(loaded, anomaly=whole, check=found.check, hidden=False)
 
 
 def _anomaly(step: int, block: Block, access: AccessEntry, found: Outside) -> Anomaly:
-    at = owner(block, access)
-    record = block.access_records[access.number]
-    details = _details(access, found)
-    return Anomaly(
+    record, details = block.access_records[access.number], _details(access, found)
+    return anomaly(
+        step,
+        block.site.key,
+        block.table.kernel,
+        access,
+        owner(block, access),
+        First(found.launch.number, found.program, found.iteration, found.lane),
         kind="oob",
-        verdict="found",
         severity="error",
-        step=step,
-        last_step=step,
-        occurrences=1,
-        launch=found.launch.number,
-        kernel=block.table.kernel,
-        statement=access.statement,
-        file=access.file,
-        line=access.line,
-        variable=access.variable,
-        op=access.op,
         op_id=access.op_id,
-        module=at.module,
-        modules=at.modules,
-        phase=at.phase,
-        aten=at.aten,
-        model_file=at.model_file,
-        model_line=at.model_line,
-        program=found.program,
-        lane=found.lane,
-        iteration=found.iteration,
-        counts=MappingProxyType(
-            {
-                "lanes": int(record["executions"]) * access.numel,
-                "live": int(record["live"]),
-                "padding": 0,
-                "nan": 0,
-                "posinf": 0,
-                "neginf": 0,
-            }
-        ),
-        site=block.site.key,
+        variable=access.variable,
+        counts={
+            "lanes": int(record["executions"]) * access.numel,
+            "live": int(record["live"]),
+        },
         cause=_cause(access, details),
-        details=MappingProxyType(details),
+        details=details,
     )
 
 
@@ -134,7 +113,9 @@ def _cause(access: AccessEntry, details: Mapping[str, Any]) -> str:
     verb = _VERBS[access.role]
     if "bytes_beyond" not in details:
         names = details["argument"]
-        return f"{verb} outside of {names if isinstance(names, str) else ', '.join(names)}"
+        low, high = details["index_range"]
+        where = names if isinstance(names, str) else ", ".join(names)
+        return f"{verb} outside of {where}, elements {low} to {high}"
     index = f"[{', '.join(map(str, details['index']))}]" if "index" in details else ""
     where = "start" if details["side"] == "before" else "end"
     storage = "inside" if details["in_storage"] else "outside"

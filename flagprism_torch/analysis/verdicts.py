@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
 
-from ..records.model import Anomaly, Block
+from ..records.model import COUNTED, Anomaly, Block
 from ..records.remarks import Remark
 from ..records.survivors import Crash
 from ..records.tensor_log import TensorLog
@@ -153,15 +153,18 @@ def _key(chain: Chain) -> _Key:
 
 def _again(old: Chain, new: Anomaly, same_step: bool = False) -> Chain:
     known = old.anomaly
-    counts = known.counts
+    counts, details = known.counts, known.details
     if same_step:
         counts = MappingProxyType({name: n + new.counts[name] for name, n in counts.items()})
+        more = {name: details[name] + new.details[name] for name in COUNTED if name in details}
+        details = MappingProxyType({**details, **more})
     anomaly = dataclasses.replace(
         known,
         last_step=max(known.last_step, new.step),
         occurrences=known.occurrences + 1,
         severity=min(known.severity, new.severity, key=_SEVERITIES.index),
         counts=counts,
+        details=details,
     )
     return dataclasses.replace(old, anomaly=anomaly)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..analysis.coverage import Coverage
 from ..analysis.totals import Totals, merged, stored
-from ..records.model import OF_ARGUMENTS, Anomaly, Row
+from ..records.model import Anomaly, Row
 from ..records.table import FIELDS, SummaryTable
 
 SCHEMA_VERSION = 2
@@ -136,7 +136,7 @@ def _detail(anomaly: Anomaly) -> str:
         parts[-1] = f"nan {c['nan']}, +inf {c['posinf']}, -inf {c['neginf']}, {parts[-1]}"
     if c["padding"]:
         parts[-1] += f", padding {c['padding']}"
-    if anomaly.kind in OF_ARGUMENTS:
+    if not c["lanes"]:
         parts.pop()  # no lane was looked at
     if len(anomaly.modules) > 1:
         parts.append("owners " + ", ".join(anomaly.modules))
@@ -149,6 +149,8 @@ def _cause(anomaly: Anomaly) -> str:
     parts += [f"operands: {operands}"] * bool(operands)
     if "headroom" in anomaly.details:
         parts.append(f"wraps at {_number(anomaly.details['headroom'])}x this size")
+    if "indexed_by" in anomaly.details:
+        parts.append(f"indexed by: {', '.join(anomaly.details['indexed_by'])}")
     if "consumer" in anomaly.details:
         parts.append(f"used in: {anomaly.details['consumer']}")
     if "writer" in anomaly.details:

@@ -20,7 +20,7 @@ from flagprism_torch.instrument.tiles import (
     lower_of,
     per_thread,
 )
-from flagprism_torch.instrument.words import SIGN, write
+from flagprism_torch.instrument.words import SIGN, programs, write
 
 _TOP = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
@@ -175,18 +175,9 @@ def _axis(offsets, active, lane, start, step, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _programs():
-    return (
-        tl.num_programs(0).to(tl.int64)
-        * tl.num_programs(1).to(tl.int64)
-        * tl.num_programs(2).to(tl.int64)
-    )
-
-
-@triton.jit
 def is_edge(program):
     """Whether a program is the first or the last one."""
-    return (program == 0) | (program == _programs() - 1)
+    return (program == 0) | (program == programs() - 1)
 
 
 @triton.jit
@@ -203,7 +194,7 @@ def sample(offsets, mask, checks, program, index, MASKED: tl.constexpr):
     first = tl.reduce(flat(tl.where(active, lane, NO_LANE)), 0, lower_of)
     final = tl.reduce(flat(tl.where(active, lane, -1)), 0, higher_of)
     if final >= 0:
-        if program == _programs() - 1:
+        if program == programs() - 1:
             tl.store(at + 2, _lane_of(offsets, lane, final))
             tl.atomic_or(at, tl.full([], 2, tl.int64), sem="relaxed")
         if (program == 0) & ((tl.load(at, volatile=True) & 1) == 0):
